@@ -1,0 +1,157 @@
+"""Kernels as values: fields declared once give names, JSON, the search space and filters."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+from tilewise.core.identity import digest
+from tilewise.errors import KernelError
+
+Value = int | str | bool
+
+
+def trait(tag: str, choices: Sequence[Value], *, default: Any = MISSING, doc: str = "") -> Any:
+    """A kernel field: `tag` marks it in names, `choices` is every value worth building.
+
+    Text is written bare in names and so takes no tag; a false flag is left out.
+    """
+    metadata = {"tag": tag, "choices": tuple(choices), "doc": doc}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel(ABC):
+    """One structured way to compute an op. Subclasses are frozen dataclasses of traits."""
+
+    engine: ClassVar[str]
+    """Which engine turns it into a callable: cpu, triton, vendor, or a foreign library's name."""
+
+    @property
+    @abstractmethod
+    def op(self) -> str:
+        """The op this kernel computes."""
+
+    @classmethod
+    def traits(cls) -> tuple[Field[Any], ...]:
+        """The fields that make up this kind of kernel, in the order of its name."""
+        return tuple(f for f in fields(cls) if "tag" in f.metadata)
+
+    @classmethod
+    def space(cls) -> dict[str, tuple[Value, ...]]:
+        """Every trait with every value worth building."""
+        return {f.name: f.metadata["choices"] for f in cls.traits()}
+
+    def check_choices(self) -> None:
+        """Raises where a text or flag trait is outside its choices; numbers are free."""
+        for f in self.traits():
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if type(value) is not type(choices[0]):
+                raise KernelError(
+                    f"{f.name} is {value!r}; it must be {type(choices[0]).__name__}, like {choices}"
+                )
+            if isinstance(value, str) and value not in choices:
+                raise KernelError(
+                    f"{f.name} is {value!r}; use one of {', '.join(map(str, choices))}"
+                )
+            if type(value) is int and value < 0:
+                raise KernelError(f"{f.name} is {value}; it cannot be negative")
+
+    @property
+    def name(self) -> str:
+        """Derived from the fields; `from_name` gives the same value back."""
+        return _name(self)
+
+    @classmethod
+    def prefix(cls, op: str) -> str:
+        return f"{op}_{cls.engine}_"
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """The kernel called `name`."""
+        op_field = next((f for f in fields(cls) if f.name == "op_name"), None)
+        ops: Iterable[str] = op_field.metadata["choices"] if op_field else (cls.only_op(),)
+        for op in ops:
+            if name.startswith(cls.prefix(op)):
+                values = _parse(cls, name, name.removeprefix(cls.prefix(op)).split("_"))
+                return cls(**values, **({"op_name": op} if op_field else {}))
+        raise KernelError(
+            f"{name!r} is not the name of a {cls.__name__}; "
+            f"such names start with {' or '.join(cls.prefix(op) for op in ops)}"
+        )
+
+    @classmethod
+    def only_op(cls) -> str:
+        """The op, for kinds of kernel that serve a single one."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: op, engine and every field."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "op_name"}
+        return {"op": self.op, "engine": self.engine, **values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The kernel that `to_dict` wrote."""
+        given = {k: v for k, v in values.items() if k not in ("op", "engine")}
+        known = {f.name for f in fields(cls)}
+        unknown = set(given) - known
+        if unknown:
+            raise KernelError(
+                f"unknown traits {sorted(unknown)}; a {cls.__name__} has {', '.join(sorted(known))}"
+            )
+        missing = {
+            f.name for f in fields(cls) if f.default is MISSING and f.name != "op_name"
+        } - set(given)
+        if missing:
+            raise KernelError(f"traits {sorted(missing)} are missing for a {cls.__name__}")
+        if "op_name" in known:
+            given["op_name"] = values.get("op")
+        return cls(**given)
+
+    @property
+    def key(self) -> str:
+        """Identity on disk."""
+        return digest({"kernel": self.to_dict()})
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether equal inputs give equal bits every time."""
+        return True
+
+
+@lru_cache(maxsize=65536)
+def _name(kernel: Kernel) -> str:
+    tokens = []
+    for f in kernel.traits():
+        value, tag = getattr(kernel, f.name), f.metadata["tag"]
+        if isinstance(value, bool):
+            tokens += [tag] if value else []
+        else:
+            tokens.append(f"{tag}{value}")
+    return kernel.prefix(kernel.op) + "_".join(tokens)
+
+
+def _parse(cls: type[Kernel], name: str, tokens: list[str]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    at = 0
+    for f in cls.traits():
+        tag, sample = f.metadata["tag"], f.metadata["choices"][0]
+        token = tokens[at] if at < len(tokens) else ""
+        if isinstance(sample, bool):
+            values[f.name] = token == tag
+            at += token == tag
+            continue
+        pattern = rf"{tag}(\d+)" if isinstance(sample, int) else rf"{tag}(.+)"
+        found = re.fullmatch(pattern, token)
+        if not found:
+            raise KernelError(f"{name!r}: expected {f.name} ({tag}...) where {token!r} stands")
+        values[f.name] = int(found[1]) if isinstance(sample, int) else found[1]
+        at += 1
+    if at != len(tokens):
+        raise KernelError(f"{name!r}: nothing in a {cls.__name__} is called {tokens[at]!r}")
+    return values

@@ -1,0 +1,107 @@
+"""What every problem can say about itself, whatever the op."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from tilewise.core.dtypes import dtype
+from tilewise.core.identity import digest
+from tilewise.errors import ProblemError
+
+
+@dataclass(frozen=True, slots=True)
+class GemmView:
+    """A problem as `groups` independent products of an m x k by a k x n matrix."""
+
+    groups: int
+    m: int
+    n: int
+    k: int
+
+
+class Problem(ABC):
+    """What to compute: an op with sizes, dtype and layout. Subclasses are frozen dataclasses."""
+
+    __slots__ = ()
+
+    KEYS: ClassVar[Mapping[str, str]]
+    """File key -> field, for example `{"M": "m"}`; the order is the order in files."""
+
+    dtype: str
+    out_dtype: str
+
+    @property
+    @abstractmethod
+    def op(self) -> str:
+        """The op's name, for example `gemm` or `conv_fwd`."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations, a multiply-add counted as two."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """The fewest bytes through memory: every input read once, the output written once."""
+
+    @property
+    @abstractmethod
+    def gemm(self) -> GemmView:
+        """The same work as matrix products."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / max(1, self.bytes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute because a size is zero."""
+        return self.flops == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, under the keys that problem files use."""
+        return {"op": self.op, **{key: getattr(self, field) for key, field in self.KEYS.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The problem that `to_dict` wrote; absent keys take their defaults."""
+        unknown = set(values) - set(cls.KEYS) - {"op"}
+        if unknown:
+            raise ProblemError(
+                f"unknown keys {sorted(unknown)}; a {cls.__name__} takes {', '.join(cls.KEYS)}"
+            )
+        return cls(**{cls.KEYS[key]: value for key, value in values.items() if key != "op"})
+
+    @property
+    def key(self) -> str:
+        """Identity on disk: the same problem has the same key on every machine."""
+        return digest({"problem": self.to_dict()})
+
+
+def check_dtypes(operand: str, result: str, allowed: tuple[str, ...]) -> str:
+    """The result dtype, defaulted; raises where either is impossible."""
+    if operand not in allowed:
+        raise ProblemError(f"dtype is {operand!r}; use one of {', '.join(allowed)}")
+    if not result:
+        return dtype(operand).result
+    possible = ("int32", "fp32") if operand == "int8" else ("fp32", "fp16", "bf16")
+    if result not in possible:
+        raise ProblemError(
+            f"out_dtype is {result!r}; {operand} operands can give {', '.join(possible)}"
+        )
+    return result
+
+
+def check_size(name: str, value: object, least: int) -> None:
+    """Raises unless `value` is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ProblemError(f"{name} is {value!r}; it must be an integer")
+    if value < least:
+        raise ProblemError(f"{name} is {value}; it must be at least {least}")
+    if value >= 2**63:
+        raise ProblemError(f"{name} is {value}; sizes must fit in 63 bits")

@@ -1,0 +1,91 @@
+"""Every exception that tilewise raises on purpose.
+
+TilewiseError
+├── InputError (also ValueError)   the caller can fix it: what was given, what is allowed
+│   ├── ProblemError               sizes, dtype or layout that cannot exist
+│   ├── KernelError                a kernel value or name that cannot exist
+│   ├── ArchError                  an unknown architecture or an inconsistent data file
+│   ├── ExpressionError            a filter or feature expression outside the safe language
+│   ├── TensorError                tensors that do not fit the problem
+│   └── FileError                  an unreadable, foreign or damaged file
+├── NoKernelError                  nothing in the pool can serve; carries a reason per kernel
+├── BuildError                     the compiler refused; carries its output
+├── ExecutionError                 a kernel ran and failed
+├── StoreError                     measurements could not be read or written
+└── ModelError                     a model is missing, damaged, foreign or too new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class TilewiseError(Exception):
+    """The root: catching it catches everything tilewise raises on purpose."""
+
+
+class InputError(TilewiseError, ValueError):
+    """Something the caller gave is wrong; the message says what is allowed."""
+
+
+class ProblemError(InputError):
+    """Sizes, dtype or layout that cannot exist together."""
+
+
+class KernelError(InputError):
+    """A kernel value or a kernel name that cannot exist."""
+
+
+class ArchError(InputError):
+    """An unknown architecture, or a data file that contradicts itself."""
+
+
+class ExpressionError(InputError):
+    """An expression outside the safe language; `column` points at the bad part."""
+
+    def __init__(self, message: str, source: str = "", column: int = 0) -> None:
+        pointer = f"\n  {source}\n  {' ' * column}^" if source else ""
+        super().__init__(message + pointer)
+        self.source = source
+        self.column = column
+
+
+class TensorError(InputError):
+    """Tensors whose shape, dtype, strides or memory do not fit the problem."""
+
+
+class FileError(InputError):
+    """A file that cannot be read as what it was given for."""
+
+
+class NoKernelError(TilewiseError):
+    """No kernel of the pool can serve the problem; `reasons` maps kernel names to why."""
+
+    def __init__(self, message: str, *, asked: str = "", reasons: Mapping[str, str] | None = None):
+        self.asked = asked
+        self.reasons = dict(reasons or {})
+        shown = [f"  {name}: {why}" for name, why in list(self.reasons.items())[:5]]
+        more = len(self.reasons) - len(shown)
+        if more > 0:
+            shown.append(f"  ... and {more} more")
+        super().__init__("\n".join([message, *shown]))
+
+
+class BuildError(TilewiseError):
+    """The compiler refused a kernel; `log` is what it printed."""
+
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(f"{message}\n{log}".rstrip())
+        self.log = log
+
+
+class ExecutionError(TilewiseError):
+    """A kernel was launched and reported failure."""
+
+
+class StoreError(TilewiseError):
+    """Measurements could not be read or written."""
+
+
+class ModelError(TilewiseError):
+    """A model is missing, damaged, foreign or newer than this version understands."""

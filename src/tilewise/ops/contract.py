@@ -1,0 +1,88 @@
+"""What an op's folder provides, and how ops are found.
+
+A folder under `ops/` that defines `OPS` is picked up by name: adding an op edits nothing else.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError, KernelError
+
+WhyUnusable = Callable[[Kernel, Problem | None, Arch], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation: its problems, its kernels and the rules between them."""
+
+    name: str
+    folder: Path
+    problem: type[Problem]
+    operands: tuple[str, ...]
+    """Names of the input tensors, in order."""
+    kernel_types: tuple[type[Kernel], ...]
+    why_unusable: WhyUnusable
+    """The first rule that keeps a kernel from a problem on an arch, or None.
+
+    Without a problem: whether the kernel could serve any problem on the arch.
+    """
+    reference: Callable[..., Any]
+    """`reference(problem, *operands)` in float64 NumPy."""
+
+    def make_problem(self, **values: Any) -> Problem:
+        """A problem of this op from file keys such as `M=128`."""
+        if self.name.startswith("conv_"):
+            values.setdefault("direction", self.name.removeprefix("conv_"))
+        return self.problem.from_dict(values)
+
+    def kernel_type(self, engine: str) -> type[Kernel]:
+        """The kind of kernel that `engine` runs for this op."""
+        for kind in self.kernel_types:
+            if kind.engine == engine:
+                return kind
+        known = ", ".join(kind.engine for kind in self.kernel_types)
+        raise KernelError(f"{self.name} has no kernels for engine {engine!r}; it has {known}")
+
+    def kernel_from_dict(self, values: dict[str, Any]) -> Kernel:
+        """The kernel that `Kernel.to_dict` wrote."""
+        return self.kernel_type(str(values.get("engine"))).from_dict(values)
+
+    def kernel_from_name(self, name: str) -> Kernel:
+        """The kernel called `name`, whatever engine it belongs to."""
+        for kind in self.kernel_types:
+            try:
+                return kind.from_name(name)
+            except KernelError as error:
+                if any(name.startswith(kind.prefix(op)) for op in (self.name,)):
+                    raise error
+        raise KernelError(f"{name!r} names no {self.name} kernel")
+
+
+@cache
+def all_ops() -> dict[str, Op]:
+    """Every op, by name."""
+    package = import_module("tilewise.ops")
+    found: dict[str, Op] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.ispkg:
+            for op in import_module(f"tilewise.ops.{module.name}").OPS:
+                found[op.name] = op
+    return found
+
+
+def get_op(name: str) -> Op:
+    """The op called `name`."""
+    try:
+        return all_ops()[name]
+    except KeyError:
+        raise InputError(f"op {name!r} is unknown; use one of {', '.join(all_ops())}") from None

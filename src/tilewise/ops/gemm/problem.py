@@ -1,0 +1,68 @@
+"""C[M, N] = A[M, K] B[K, N], optionally in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.core.dtypes import OPERAND_DTYPES, dtype
+from tilewise.core.problem import GemmView, Problem, check_dtypes, check_size
+from tilewise.errors import ProblemError
+
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+"""Memory order of A, B and C: r is row-major, c column-major. rcr is a PyTorch linear layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmProblem(Problem):
+    """One matrix product. `split_k` above 1 asks for that many slices of the reduction."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "fp32"
+    out_dtype: str = ""
+    layout: str = "rcr"
+    split_k: int = 1
+
+    KEYS: ClassVar[dict[str, str]] = {
+        "M": "m",
+        "N": "n",
+        "K": "k",
+        "batch": "batch",
+        "dtype": "dtype",
+        "out_dtype": "out_dtype",
+        "layout": "layout",
+        "split_k": "split_k",
+    }
+
+    def __post_init__(self) -> None:
+        for key, least in (("M", 0), ("N", 0), ("K", 0), ("batch", 0), ("split_k", 1)):
+            check_size(key, getattr(self, self.KEYS[key]), least)
+        if self.layout not in LAYOUTS:
+            raise ProblemError(f"layout is {self.layout!r}; use one of {', '.join(LAYOUTS)}")
+        if self.split_k > max(1, self.k):
+            raise ProblemError(f"split_k is {self.split_k}; it cannot exceed K, which is {self.k}")
+        object.__setattr__(
+            self, "out_dtype", check_dtypes(self.dtype, self.out_dtype, OPERAND_DTYPES)
+        )
+
+    @property
+    def op(self) -> str:
+        return "gemm"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        operands = self.m * self.k + self.k * self.n
+        return self.batch * (
+            operands * dtype(self.dtype).bytes + self.m * self.n * dtype(self.out_dtype).bytes
+        )
+
+    @property
+    def gemm(self) -> GemmView:
+        return GemmView(self.batch, self.m, self.n, self.k)
