@@ -1,0 +1,111 @@
+"""Arrays of NumPy and tensors of PyTorch, seen alike: address, shape, strides, dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import TensorError
+
+# NumPy names bf16 and fp8 types through ml_dtypes, which registers them under these names.
+_NAMES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "bf8",
+    "int8": "int8",
+    "int32": "int32",
+}
+_TORCH = {ours: theirs for theirs, ours in _NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """Where a tensor lives. Strides are in elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    """`cpu` or a PyTorch device such as `cuda:0`."""
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The lowest and one past the highest element offset that the view touches."""
+        if 0 in self.shape:
+            return 0, 0
+        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return sum(min(0, r) for r in reach), sum(max(0, r) for r in reach) + 1
+
+
+def is_torch(tensor: Any) -> bool:
+    """Whether `tensor` is PyTorch's, without importing PyTorch."""
+    return type(tensor).__module__.split(".")[0] == "torch" or hasattr(tensor, "data_ptr")
+
+
+def view(tensor: Any) -> TensorView:
+    """`tensor` as address, shape, strides and dtype; nothing is copied."""
+    if isinstance(tensor, np.ndarray):
+        name, size = tensor.dtype.name, tensor.itemsize
+        if name not in _NAMES:
+            raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
+        if not tensor.dtype.isnative or any(s % size for s in tensor.strides):
+            raise TensorError("the array's bytes are swapped or unaligned; pass a plain copy of it")
+        strides = tuple(s // size for s in tensor.strides)
+        return TensorView(tensor.ctypes.data, tensor.shape, strides, _NAMES[name], "cpu")
+    if is_torch(tensor):
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _NAMES:
+            raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
+        if tensor.layout is not _strided():
+            raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
+        return TensorView(
+            tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), _NAMES[name], str(tensor.device)
+        )
+    raise TensorError(
+        f"{type(tensor).__name__} is not a tensor tilewise knows; pass a NumPy array or a "
+        "PyTorch tensor"
+    )
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def empty_like_kind(sample: Any, shape: tuple[int, ...], dtype: str, order: str = "C") -> Any:
+    """A new tensor of the same library and device as `sample`.
+
+    `order` is `C` for row-major or `channels_last` for [n, c, ...] stored as n, ..., c.
+    """
+    stored = (shape[0], *shape[2:], shape[1]) if order == "channels_last" else shape
+    if is_torch(sample):
+        import torch
+
+        made = torch.empty(stored, dtype=getattr(torch, _TORCH[dtype]), device=sample.device)
+    else:
+        made = np.empty(stored, dtype=numpy_dtype(dtype))
+    if order != "channels_last":
+        return made
+    axes = (0, len(shape) - 1, *range(1, len(shape) - 1))
+    return made.permute(axes) if is_torch(made) else made.transpose(axes)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype for `name`; bf16 and fp8 need the ml_dtypes package."""
+    known = _TORCH[name]
+    if name in ("bf16", "fp8", "bf8"):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TensorError(
+                f"NumPy has no {name}; install ml_dtypes or pass PyTorch tensors"
+            ) from None
+        return np.dtype(getattr(ml_dtypes, known))
+    return np.dtype(known)

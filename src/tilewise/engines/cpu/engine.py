@@ -1,0 +1,187 @@
+"""Builds generated C++ kernels and binds them to problems."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.core.tensors import view
+from tilewise.engines.contract import Build, Engine, Plan, Resources
+from tilewise.engines.toolchain import Compiled, Unit, compile_units, why_no_compiler
+from tilewise.errors import BuildError, ExecutionError
+from tilewise.ops.contract import get_op
+from tilewise.settings import settings
+
+HERE = Path(__file__).parent
+ISA_FLAGS = {
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mtune=haswell"),
+    "avx512": (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+        *("-mtune=icelake-server", "-mprefer-vector-width=512"),
+    ),
+}
+ALIGNMENT = 64
+
+
+def unit(kernel: Kernel, extra_flags: tuple[str, ...] = ()) -> Unit:
+    """The translation unit of a kernel."""
+    op = get_op(kernel.op)
+    isa: str = kernel.isa  # type: ignore[attr-defined]  # every CPU kernel has one
+    return Unit(
+        source=_module(kernel.op, "cpu").source(kernel),
+        flags=(*ISA_FLAGS[isa], *extra_flags),
+        include_dirs=(HERE / "include", op.folder / "include"),
+    )
+
+
+@cache
+def _module(op: str, name: str) -> ModuleType:
+    return import_module(f"tilewise.ops.{get_op(op).folder.name}.{name}")
+
+
+class CpuEngine(Engine):
+    """Compiles with the system compiler; kernels share one pool of threads."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, *, extra_flags: tuple[str, ...] = ()) -> None:
+        self.threads = threads or settings().threads
+        self.extra_flags = extra_flags
+        self._lock = threading.Lock()
+        self._libraries: dict[Kernel, ctypes.CDLL] = {}
+        self._pool: int | None = None
+
+    def why_unavailable(self) -> str | None:
+        return why_no_compiler()
+
+    def build(
+        self,
+        kernels: Sequence[Kernel],
+        arch: Arch,
+        *,
+        max_workers: int | None = None,
+        on_done: Callable[[Build], None] | None = None,
+    ) -> list[Build]:
+        units = [unit(kernel, self.extra_flags) for kernel in kernels]
+        done: list[Build] = []
+
+        def report(index: int, compiled: Compiled) -> Build:
+            return Build(
+                kernel=kernels[index],
+                status="ok" if compiled.library else "compile_error",
+                message="" if compiled.library else compiled.log,
+                seconds=compiled.seconds,
+                was_cached=compiled.was_cached,
+                resources=Resources(threads=self.threads),
+            )
+
+        def tell(index: int, compiled: Compiled) -> None:
+            if on_done is not None:
+                on_done(report(index, compiled))
+
+        compiled = compile_units(units, max_workers=max_workers, on_done=tell)
+        for index, one in enumerate(compiled):
+            done.append(report(index, one))
+            if one.library is not None:
+                self._load(kernels[index], one.library)
+        return done
+
+    def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> CpuPlan:
+        library = self._libraries.get(kernel)
+        if library is None:
+            (build,) = self.build([kernel], arch)
+            if build.status != "ok":
+                raise BuildError(f"{kernel.name} does not compile", log=build.message)
+            library = self._libraries[kernel]
+        return CpuPlan(kernel, problem, library, self.pool())
+
+    def pool(self) -> int:
+        """The address of this engine's `tw_pool`, started on first use."""
+        with self._lock:
+            if self._pool is None:
+                unit = Unit(
+                    source=(HERE / "pool.cpp").read_text(), include_dirs=(HERE / "include",)
+                )
+                (made,) = compile_units([unit])
+                if made.library is None:
+                    raise BuildError("the thread pool does not compile", log=made.log)
+                create = ctypes.CDLL(str(made.library)).tw_pool_create
+                create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p
+                self._pool = int(create(self.threads))
+            return self._pool
+
+    def _load(self, kernel: Kernel, path: Path) -> None:
+        with self._lock:
+            if kernel not in self._libraries:
+                library = ctypes.CDLL(str(path))
+                library.tw_workspace.argtypes = library.tw_run.argtypes = (ctypes.c_void_p,)
+                library.tw_workspace.restype = ctypes.c_int64
+                library.tw_run.restype = ctypes.c_int32
+                self._libraries[kernel] = library
+
+
+class CpuPlan(Plan):
+    """A compiled C++ kernel bound to one problem."""
+
+    def __init__(self, kernel: Kernel, problem: Problem, library: ctypes.CDLL, pool: int) -> None:
+        self.kernel = kernel
+        self.problem = problem
+        self._abi = _module(kernel.op, "abi")
+        self._run = library.tw_run
+        self._pool = pool
+        sizes = self._abi.sizes(problem)
+        sizes.pool = pool
+        self.workspace_bytes = int(library.tw_workspace(ctypes.byref(sizes)))
+
+    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
+        self.bind(operands, out, workspace)()
+
+    def bind(
+        self, operands: Sequence[Any], out: Any, workspace: Any = None
+    ) -> Callable[[], None]:
+        """A call with everything fixed, for timing and for repeating without Python's overhead."""
+        args = self._abi.fill(self.problem, [view(t) for t in operands], view(out))
+        scratch = _workspace(self.workspace_bytes) if workspace is None else workspace
+        args.pool = self._pool
+        args.workspace = _aligned(scratch.ctypes.data)
+        run, pointer, name = self._run, ctypes.addressof(args), self.kernel.name
+        keep = (args, scratch, operands, out)
+
+        def call(keep: Any = keep) -> None:
+            status = run(pointer)
+            if status:
+                raise ExecutionError(f"{name} reported status {status}")
+
+        return call
+
+
+def _aligned(address: int) -> int:
+    return -(-address // ALIGNMENT) * ALIGNMENT
+
+
+_scratch = threading.local()
+
+
+def _workspace(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """This thread's scratch memory, grown when needed and reused between calls."""
+    held: np.ndarray[Any, np.dtype[np.uint8]] | None = getattr(_scratch, "array", None)
+    if held is None or held.nbytes < size + ALIGNMENT:
+        try:
+            held = np.empty(size + ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise ExecutionError(
+                f"{size} bytes of workspace are not to be had; choose a kernel that needs less"
+            ) from None
+        _scratch.array = held
+    return held

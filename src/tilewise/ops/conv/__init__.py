@@ -1,0 +1,23 @@
+"""Grouped convolution: forward, and the gradients of its input and of its filter."""
+
+from pathlib import Path
+
+from tilewise.ops.contract import Op
+from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.reference import reference
+
+OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weight": ("x", "dy")}
+
+OPS = tuple(
+    Op(
+        name=name,
+        folder=Path(__file__).parent,
+        problem=ConvProblem,
+        operands=operands,
+        kernel_types=KERNEL_TYPES,
+        why_unusable=why_unusable,
+        reference=reference,
+    )
+    for name, operands in OPERANDS.items()
+)

@@ -1,0 +1,78 @@
+"""How a convolution is handed to a compiled CPU kernel; mirrors `tw_conv_args` in abi.hpp."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+
+from tilewise.core.tensors import TensorView
+from tilewise.ops.conv.problem import ConvProblem
+
+Vec3 = c_int64 * 3
+
+
+class Args(ctypes.Structure):
+    """x, w and y are the forward input, filter and output, whichever of them is written."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "w", "y", "workspace", "pool")),
+        *((name, c_int64) for name in ("n", "c", "k", "g")),
+        *((name, Vec3) for name in ("in", "filter", "out", "stride", "pad", "dilation")),
+        *(("x_n", c_int64), ("x_c", c_int64), ("x_s", Vec3)),
+        *(("w_k", c_int64), ("w_c", c_int64), ("w_s", Vec3)),
+        *(("y_n", c_int64), ("y_k", c_int64), ("y_s", Vec3)),
+    )
+
+
+def _args(problem: ConvProblem, addresses: Sequence[int | None], strides: Sequence[int]) -> Args:
+    """`strides` holds (outer, channel, depth, height, width) of x, w and y in turn."""
+    p = problem
+    x, w, y = (
+        (s[0], s[1], Vec3(*s[2:])) for s in (strides[i : i + 5] for i in range(0, 15, 5))
+    )
+    return Args(
+        *(*addresses, None, None),
+        *(p.n, p.c, p.k, p.g),
+        Vec3(p.d, p.h, p.w),
+        Vec3(p.z, p.y, p.x),
+        Vec3(p.out_d, p.out_h, p.out_w),
+        Vec3(p.stride_d, p.stride_h, p.stride_w),
+        Vec3(p.pad_d, p.pad_h, p.pad_w),
+        Vec3(p.dilation_d, p.dilation_h, p.dilation_w),
+        *(*x, *w, *y),
+    )
+
+
+def _packed(outer: int, channels: int, spatial: tuple[int, int, int], layout: str) -> list[int]:
+    d, h, w = spatial
+    volume = d * h * w * channels
+    if layout == "nhwc":
+        return [volume, 1, h * w * channels, w * channels, channels]
+    return [volume, d * h * w, h * w, w, 1]
+
+
+def sizes(problem: ConvProblem) -> Args:
+    """The sizes and packed strides of a problem, without addresses."""
+    p = problem
+    strides = (
+        *_packed(p.n, p.c, (p.d, p.h, p.w), p.layout),
+        *_packed(p.k, p.c // p.g, (p.z, p.y, p.x), p.layout),
+        *_packed(p.n, p.k, (p.out_d, p.out_h, p.out_w), p.layout),
+    )
+    return _args(p, (None, None, None), strides)
+
+
+def fill(problem: ConvProblem, operands: Sequence[TensorView], out: TensorView) -> Args:
+    """Addresses and strides of one call, without workspace and pool."""
+    first, second = operands
+    roles = {
+        "fwd": (first, second, out),
+        "bwd_data": (out, second, first),
+        "bwd_weight": (first, out, second),
+    }[problem.direction]
+    strides: list[int] = []
+    for tensor in roles:
+        spatial = tensor.strides[2:]
+        strides += [*tensor.strides[:2], *(0,) * (3 - len(spatial)), *spatial]
+    return _args(problem, [t.address for t in roles], strides)

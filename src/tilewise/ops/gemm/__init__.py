@@ -1,0 +1,20 @@
+"""C = A B: matrix products, optionally in a batch."""
+
+from pathlib import Path
+
+from tilewise.ops.contract import Op
+from tilewise.ops.gemm.kernels import KERNEL_TYPES, why_unusable
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.gemm.reference import reference
+
+OPS = (
+    Op(
+        name="gemm",
+        folder=Path(__file__).parent,
+        problem=GemmProblem,
+        operands=("a", "b"),
+        kernel_types=KERNEL_TYPES,
+        why_unusable=why_unusable,
+        reference=reference,
+    ),
+)

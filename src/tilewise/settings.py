@@ -1,0 +1,41 @@
+"""Every environment variable that tilewise reads, typed, in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tilewise.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Read once, on first use; `settings.cache_clear()` reads again."""
+
+    cache_dir: Path
+    """TILEWISE_CACHE_DIR: compiled kernels and remembered choices (default ~/.cache/tilewise)."""
+    model_dir: Path | None
+    """TILEWISE_MODEL_DIR: where models are looked for before the shipped ones."""
+    compiler: str
+    """TILEWISE_CXX: the C++ compiler; by default the first of g++, clang++, c++ on the PATH."""
+    threads: int
+    """TILEWISE_THREADS: CPU threads a kernel may use; by default the cores this process may use."""
+
+
+@cache
+def settings() -> Settings:
+    """The settings in force."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache_dir = os.environ.get("TILEWISE_CACHE_DIR") or f"{home}/tilewise"
+    models = os.environ.get("TILEWISE_MODEL_DIR")
+    threads = os.environ.get("TILEWISE_THREADS", "")
+    if threads and not (threads.isdigit() and int(threads) > 0):
+        raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be a positive integer")
+    return Settings(
+        cache_dir=Path(cache_dir).expanduser(),
+        model_dir=Path(models).expanduser() if models else None,
+        compiler=os.environ.get("TILEWISE_CXX", ""),
+        threads=int(threads) if threads else len(os.sched_getaffinity(0)),
+    )
