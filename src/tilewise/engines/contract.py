@@ -50,6 +50,10 @@ class Plan(ABC):
         Without a `workspace` of `workspace_bytes` the plan takes one of its own.
         """
 
+    def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
+        """A call with everything fixed, for timing and for repeating with little overhead."""
+        return lambda: self.execute(operands, out, workspace)
+
 
 class Engine(ABC):
     """Turns kernels into callables."""

@@ -30,6 +30,8 @@ class Op:
     problem: type[Problem]
     operands: tuple[str, ...]
     """Names of the input tensors, in order."""
+    shapes: Callable[[Any], tuple[tuple[int, ...], ...]]
+    """Logical shapes of the operands and, last, of the result."""
     kernel_types: tuple[type[Kernel], ...]
     why_unusable: WhyUnusable
     """The first rule that keeps a kernel from a problem on an arch, or None.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tilewise.ops.contract import Op
 from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
-from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.reference import reference
 
 OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weight": ("x", "dy")}
@@ -15,6 +15,7 @@ OPS = tuple(
         folder=Path(__file__).parent,
         problem=ConvProblem,
         operands=operands,
+        shapes=shapes,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

@@ -12,7 +12,7 @@ from tilewise.errors import ProblemError
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 LAYOUTS = ("nhwc", "nchw")
-"""Memory order of activations; filters follow it: `k z y x c` under nhwc, `k c z y x` under nchw."""
+"""Memory order of activations; filters follow: k z y x c under nhwc, k c z y x under nchw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +190,13 @@ class ConvProblem(Problem):
             stride, dilation = getattr(self, f"stride_{dim}"), getattr(self, f"dilation_{dim}")
             reaching *= -(-taps // (stride // gcd(stride, dilation)))
         return GemmView(self.g, self.in_pixels, c, k * reaching)
+
+
+def shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
+    """Logical shapes, channels second, of the two operands and the result."""
+    p = problem
+    at = 3 - p.ndim
+    x = (p.n, p.c, *(p.d, p.h, p.w)[at:])
+    w = (p.k, p.c // p.g, *(p.z, p.y, p.x)[at:])
+    y = (p.n, p.k, *(p.out_d, p.out_h, p.out_w)[at:])
+    return {"fwd": (x, w, y), "bwd_data": (y, w, x), "bwd_weight": (x, y, w)}[p.direction]

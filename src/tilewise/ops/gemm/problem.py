@@ -66,3 +66,10 @@ class GemmProblem(Problem):
     @property
     def gemm(self) -> GemmView:
         return GemmView(self.batch, self.m, self.n, self.k)
+
+
+def shapes(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
+    """Logical shapes of A, B and C; a batch of one has no batch dimension."""
+    p = problem
+    batch = (p.batch,) if p.batch != 1 else ()
+    return (*batch, p.m, p.k), (*batch, p.k, p.n), (*batch, p.m, p.n)

@@ -1,0 +1,90 @@
+"""Runs the vendor's routine where a tilewise kernel would run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.core.tensors import is_torch
+from tilewise.engines.contract import Build, Engine, Plan
+from tilewise.errors import ExecutionError
+from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import VendorKernel
+
+
+class VendorEngine(Engine):
+    """PyTorch or NumPy; there is nothing to build."""
+
+    name = "vendor"
+
+    def why_unavailable(self) -> str | None:
+        return None
+
+    def build(
+        self,
+        kernels: Sequence[Kernel],
+        arch: Arch,
+        *,
+        max_workers: int | None = None,
+        on_done: Callable[[Build], None] | None = None,
+    ) -> list[Build]:
+        builds = [
+            Build(kernel=kernel, status="ok", was_cached=True)
+            if self._has(kernel)
+            else Build(kernel=kernel, status="compile_error", message="PyTorch is not installed")
+            for kernel in kernels
+        ]
+        for build in builds if on_done else ():
+            on_done(build)  # type: ignore[misc]  # only reached where on_done is given
+        return builds
+
+    def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> VendorPlan:
+        assert isinstance(kernel, VendorKernel)
+        if not self._has(kernel):
+            raise ExecutionError(f"{kernel.name} needs PyTorch, which is not installed")
+        return VendorPlan(kernel, problem)
+
+    @staticmethod
+    def _has(kernel: Kernel) -> bool:
+        return kernel.library != "torch" or find_spec("torch") is not None  # type: ignore[attr-defined]
+
+
+class VendorPlan(Plan):
+    """A vendor routine bound to one problem."""
+
+    workspace_bytes = 0
+
+    def __init__(self, kernel: VendorKernel, problem: Problem) -> None:
+        self.kernel = kernel
+        self.problem = problem
+        module = import_module(f"tilewise.ops.{get_op(kernel.op).folder.name}.vendor")
+        self._bind = getattr(module, f"bind_{kernel.library}")
+
+    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
+        result = self.bind(operands, out)()
+        target = self._native(out)
+        if result is not target:
+            target[...] = result
+
+    def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
+        """The routine alone: where it gives a tensor of its own, `out` is not written."""
+        call: Callable[[], Any] = self._bind(
+            self.problem, [self._native(t) for t in operands], self._native(out)
+        )
+        return call
+
+    def _native(self, tensor: Any) -> Any:
+        """The same memory as the library's own kind of tensor."""
+        wants_torch = self.kernel.library == "torch"  # type: ignore[attr-defined]
+        if wants_torch == is_torch(tensor):
+            return tensor
+        if wants_torch:
+            import torch
+
+            return torch.from_numpy(tensor)
+        return tensor.detach().numpy()

@@ -1,0 +1,57 @@
+"""The vendor's GEMM: cuBLAS or MKL through PyTorch, OpenBLAS through NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise.ops.gemm.problem import GemmProblem
+
+
+def bind_numpy(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
+    """`np.matmul` into `out`; narrow types are widened first, as NumPy would otherwise overflow."""
+    a, b = operands
+    if problem.dtype in ("fp32", "tf32"):
+        return lambda: np.matmul(a, b, out=out)
+    wide = np.int32 if problem.dtype == "int8" else np.float32
+
+    def call() -> Any:
+        out[...] = np.matmul(a.astype(wide), b.astype(wide)).astype(out.dtype)
+        return out
+
+    return call
+
+
+def bind_torch(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
+    """`torch.matmul` into `out`; types it has no product for are widened first."""
+    import torch
+
+    a, b = operands
+    if problem.dtype in ("fp32", "fp16", "bf16") and problem.out_dtype == problem.dtype:
+        return lambda: torch.matmul(a, b, out=out)
+    on_gpu = a.device.type == "cuda"
+    if problem.dtype == "tf32" and on_gpu:
+        return lambda: _matmul_tf32(a, b, out)
+    wide = torch.float32 if problem.dtype != "int8" or on_gpu else torch.int32
+    if problem.dtype == "int8" and on_gpu and problem.batch == 1 and _int_mm_fits(problem):
+        return lambda: out.copy_(torch._int_mm(a, b))
+    if problem.dtype == "int8" and on_gpu:
+        wide = torch.float64  # CUDA has no integer matmul; float64 holds every int32 exactly
+    return lambda: out.copy_(torch.matmul(a.to(wide), b.to(wide)))
+
+
+def _int_mm_fits(problem: GemmProblem) -> bool:
+    return problem.m > 16 and problem.k % 8 == 0 and problem.n % 8 == 0
+
+
+def _matmul_tf32(a: Any, b: Any, out: Any) -> Any:
+    import torch
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return torch.matmul(a, b, out=out)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
