@@ -1,0 +1,262 @@
+"""Measurements and the policies they are taken under; both are data with an identity."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from tilewise.core.identity import canonical_json, digest
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError
+
+STATUSES = (
+    "ok",
+    "compile_error",
+    "over_limit",
+    "launch_error",
+    "timeout",
+    "crash",
+    "out_of_memory",
+    "wrong_result",
+)
+"""What can become of a kernel on a problem; all but the first are failures."""
+
+BUILD_FAILURES = ("compile_error", "over_limit")
+"""Failures that say something about the kernel on every problem."""
+
+STAGES = ("first", "retry", "leader")
+"""Why a row was measured: first seen, a failure tried again, or a leader confirmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a kernel is timed. Times under different policies are different facts."""
+
+    cache: str = "hot"
+    """`hot`: operands stay in cache between calls; `cold`: caches are flushed before each."""
+    launch: str = "eager"
+    """`eager`: one launch a call; `graph`: the call is captured and replayed (GPU only)."""
+    time_ms: float = 50.0
+    """How long the timed calls of one kernel should take together."""
+    warmup: int = 3
+    """Untimed calls before the timed ones, the checked one not counted."""
+    min_repeats: int = 5
+    max_repeats: int = 100
+    threads: int = 0
+    """CPU threads of a kernel; 0 stands for all that the process may use."""
+    rounds: int = 5
+    """How often the leaders of a problem are measured again, in turn; 0 leaves that out."""
+    noise: float = 0.03
+    """Medians this close to the best, relatively, count as leaders whatever their spread."""
+    max_leaders: int = 8
+    seed: int = 0
+    """Of the random inputs."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value: Any = getattr(self, f.name)
+            if isinstance(f.default, str):
+                continue
+            kind = float if isinstance(f.default, float) else int
+            number = (int, float) if kind is float else int
+            if not isinstance(value, number) or isinstance(value, bool) or not 0 <= value < 1e9:
+                what = "an integer" if kind is int else "a number"
+                raise InputError(f"policy {f.name} is {value!r}; it must be {what} from 0 to 1e9")
+            object.__setattr__(self, f.name, kind(value))
+        for name, allowed in (("cache", ("hot", "cold")), ("launch", ("eager", "graph"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"policy {name} is {getattr(self, name)!r}; use {' or '.join(allowed)}"
+                )
+        if not 1 <= self.min_repeats <= self.max_repeats:
+            raise InputError(
+                f"policy repeats are {self.min_repeats} to {self.max_repeats}; "
+                "at least one is needed, and the most cannot be below the least"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        unknown = set(values) - {f.name for f in fields(cls)}
+        if unknown:
+            known = ", ".join(f.name for f in fields(cls))
+            raise InputError(f"a policy has no {', '.join(sorted(unknown))}; it has {known}")
+        return cls(**values)
+
+    @property
+    def key(self) -> str:
+        """Identity on disk."""
+        return digest({"policy": self.to_dict()})
+
+
+POLICIES: dict[str, Policy] = {
+    "cpu": Policy(),
+    "gpu": Policy(cache="cold", time_ms=10.0),
+    "graph": Policy(cache="cold", launch="graph", time_ms=10.0),
+    "quick": Policy(time_ms=5.0, warmup=1, min_repeats=3, max_repeats=20, rounds=0),
+    "careful": Policy(time_ms=200.0, warmup=10, min_repeats=20, max_repeats=1000, rounds=10),
+}
+
+
+def parse_policy(text: str, kind: str = "cpu") -> Policy:
+    """A policy from words such as `graph` or `quick,cache=cold,repeats=20`.
+
+    The first word may name a policy; without one the default of the `kind` of device is changed.
+    `repeats=N` sets the least and the most at once.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    base = POLICIES[kind]
+    if words and "=" not in words[0]:
+        name = words.pop(0)
+        if name not in POLICIES:
+            raise InputError(f"policy {name!r} is unknown; use one of {', '.join(POLICIES)}")
+        base = POLICIES[name]
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"policy word {word!r} is not FIELD=VALUE")
+        for target in ("min_repeats", "max_repeats") if name == "repeats" else (name,):
+            values[target] = _number(value)
+    return Policy.from_dict({**base.to_dict(), **values})
+
+
+def _number(text: str) -> int | float | str:
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all measurements of one engine in one sweep share."""
+
+    arch: str
+    device: str
+    toolchain: str
+    policy: Policy
+
+    def key(self, problem_key: str, kernel_key: str) -> str:
+        """The row key: the identity of one kernel on one problem in this setting."""
+        return row_key(problem_key, kernel_key, self.device, self.toolchain, self.policy.key)
+
+
+def row_key(problem: str, kernel: str, device: str, toolchain: str, policy: str) -> str:
+    """The identity of a measurement; problem, kernel and policy are given by their keys."""
+    return digest(
+        {
+            "problem": problem,
+            "kernel": kernel,
+            "device": device,
+            "toolchain": toolchain,
+            "policy": policy,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One kernel on one problem on one device under one policy, success or failure.
+
+    Fields are the columns of the store. Numbers that were not measured are None.
+    """
+
+    key: str
+    problem_key: str
+    kernel_key: str
+    policy_key: str
+    op: str
+    dtype: str
+    problem: str
+    """Canonical JSON of `Problem.to_dict`."""
+    labels: str = "{}"
+    """JSON of what is known about the problem, for example the network it comes from."""
+    engine: str
+    kernel: str
+    """The kernel's name."""
+    kernel_fields: str
+    """Canonical JSON of `Kernel.to_dict`."""
+    arch: str
+    device: str
+    toolchain: str
+    policy: str
+    """Canonical JSON of `Policy.to_dict`."""
+    stage: str = "first"
+    attempt: int = 0
+    """Counts the measurements of one key; the highest is the one that holds."""
+    status: str
+    message: str = ""
+    time_us: float | None = None
+    """The median of the timed calls."""
+    spread_us: float | None = None
+    """The interquartile range of the timed calls."""
+    min_us: float | None = None
+    repeats: int = 0
+    tflops: float | None = None
+    gb_s: float | None = None
+    rel_error: float | None = None
+    registers: int | None = None
+    spills: int | None = None
+    smem_bytes: int | None = None
+    threads: int | None = None
+    workspace_bytes: int | None = None
+    compile_s: float | None = None
+    run_id: str = ""
+    version: str = ""
+    measured_at: float = 0.0
+    """Seconds since 1970."""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "ok"
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """No two rows of a store share it."""
+        return self.key, self.attempt
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def of(
+        cls, problem: Problem, kernel: Kernel, setting: Setting, *, status: str, **values: Any
+    ) -> Self:
+        """The row of a problem and a kernel; rates follow from the time."""
+        problem_key, kernel_key = problem.key, kernel.key
+        row = cls(
+            key=setting.key(problem_key, kernel_key),
+            problem_key=problem_key,
+            kernel_key=kernel_key,
+            policy_key=setting.policy.key,
+            op=problem.op,
+            dtype=problem.dtype,
+            problem=canonical_json(problem.to_dict()),
+            engine=kernel.engine,
+            kernel=kernel.name,
+            kernel_fields=canonical_json(kernel.to_dict()),
+            arch=setting.arch,
+            device=setting.device,
+            toolchain=setting.toolchain,
+            policy=canonical_json(setting.policy.to_dict()),
+            status=status,
+            **values,
+        )
+        if row.time_us is None or row.time_us <= 0:
+            return row
+        return replace(
+            row,
+            tflops=problem.flops / row.time_us * 1e-6,
+            gb_s=problem.bytes / row.time_us * 1e-3,
+        )
+
+
+COLUMNS = tuple(f.name for f in fields(Measurement))

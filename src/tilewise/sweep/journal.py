@@ -1,0 +1,141 @@
+"""Rows between shards: an append-only file of checksummed lines, locked by the run that writes it.
+
+A line holds all rows of one append, so that an append is there whole or not at all. The lock ends
+with its process, however that ends: a journal that can be locked has no writer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from tilewise.core.measurement import Measurement
+from tilewise.errors import StoreError
+
+SUFFIX = ".journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a journal holds up to its first damaged line, and how much lies after that."""
+
+    rows: list[Measurement]
+    end: int
+    """Bytes of whole lines."""
+    torn_bytes: int
+
+
+class LockedFile:
+    """A file held exclusively by this process; `take` gives None while another holds it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path, *, create: bool) -> Self | None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        while True:
+            try:
+                descriptor = os.open(path, flags, 0o644)
+            except FileNotFoundError:
+                if create:
+                    raise
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            if _is_at(descriptor, path):
+                return cls(path, descriptor)
+            # The last holder removed the file between the open and the lock.
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Deletes the file, then gives it up."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    here = os.fstat(descriptor)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+class Journal:
+    """The journal that this process writes."""
+
+    def __init__(self, path: Path) -> None:
+        held = LockedFile.take(path, create=True)
+        if held is None:
+            raise StoreError(f"{path} is being written by another process")
+        self.file = held
+        self.rows = 0
+        self._end = 0
+
+    def append(self, rows: Sequence[Measurement]) -> None:
+        """Writes the rows as one line; on failure the journal is as before."""
+        text = json.dumps([row.to_dict() for row in rows], separators=(",", ":")).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self.file.descriptor, line[written:])
+        except OSError as error:
+            os.ftruncate(self.file.descriptor, self._end)
+            raise StoreError(
+                f"cannot write to {self.file.path.parent} ({error.strerror}); everything measured "
+                "before is safe: make room or fix the folder, then run the same sweep again"
+            ) from None
+        self._end += len(line)
+        self.rows += len(rows)
+
+    def sync(self) -> None:
+        """Survives a power cut from here on; a killed process loses nothing even without."""
+        os.fdatasync(self.file.descriptor)
+
+
+def read_journal(path: Path, offset: int = 0) -> Contents:
+    """The rows from `offset` to the first line that is torn or damaged."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    rows: list[Measurement] = []
+    end = 0
+    while (newline := data.find(b"\n", end)) >= 0:
+        found = _rows(data[end:newline])
+        if found is None:
+            break
+        rows += found
+        end = newline + 1
+    return Contents(rows, offset + end, len(data) - end)
+
+
+_FIELDS = {f.name for f in fields(Measurement)}
+
+
+def _rows(line: bytes) -> list[Measurement] | None:
+    checksum, _, text = line.partition(b" ")
+    try:
+        if int(checksum, 16) != zlib.crc32(text):
+            return None
+        listed: list[dict[str, Any]] = json.loads(text)
+        return [Measurement(**{k: v for k, v in row.items() if k in _FIELDS}) for row in listed]
+    except (ValueError, TypeError):
+        return None

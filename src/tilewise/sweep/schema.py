@@ -1,0 +1,67 @@
+"""The columns of a store, and measurements as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from tilewise.core.measurement import Measurement
+from tilewise.errors import StoreError
+
+SCHEMA_VERSION = 1
+_VERSION_KEY = b"tilewise_schema"
+
+
+@cache
+def arrow_schema() -> Any:
+    """One nullable column per field of a measurement, under the version of the schema."""
+    import pyarrow as pa
+
+    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    columns = [(f.name, types[str(f.type).removesuffix(" | None")]) for f in fields(Measurement)]
+    return pa.schema(columns, metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def to_table(rows: Sequence[Measurement]) -> Any:
+    """Measurements as a table."""
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    columns = [[getattr(row, name) for row in rows] for name in schema.names]
+    arrays = [pa.array(c, type=t) for c, t in zip(columns, schema.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def from_table(table: Any) -> Iterator[Measurement]:
+    """The measurements of a table with every column."""
+    for batch in table.to_batches(max_chunksize=4096):
+        for values in batch.to_pylist():
+            yield Measurement(**values)
+
+
+def check_schema(schema: Any, where: str) -> None:
+    """Raises unless a shard's schema is one that this version reads."""
+    found = (schema.metadata or {}).get(_VERSION_KEY)
+    if found is None:
+        raise StoreError(f"{where} holds no tilewise measurements; import it with `data import`")
+    if int(found) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{where} has schema {int(found)}; this version reads up to {SCHEMA_VERSION}. "
+            "Update tilewise"
+        )
+
+
+def conform(table: Any) -> Any:
+    """The table with this version's types; columns that it lacks are null."""
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    columns = [
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
