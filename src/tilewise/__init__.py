@@ -1,3 +1,62 @@
-"""Chooses, builds and runs the fastest tile kernel for a GEMM or grouped convolution."""
+"""Chooses, builds and runs the fastest tile kernel for a GEMM or grouped convolution.
+
+>>> import numpy as np, tilewise as tw
+>>> tw.matmul(np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)).shape
+(2, 4)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Name -> module; imported on first use, so that `import tilewise` costs next to nothing.
+_PUBLIC = {
+    "Arch": "tilewise.core.arch",
+    "load_arch": "tilewise.core.arch",
+    "detect": "tilewise.engines.device",
+    "GemmProblem": "tilewise.ops.gemm.problem",
+    "ConvProblem": "tilewise.ops.conv.problem",
+    "Registry": "tilewise.dispatch",
+    "Priority": "tilewise.dispatch",
+    "Dispatcher": "tilewise.dispatch",
+    "select": "tilewise.dispatch",
+    "run": "tilewise.dispatch",
+    "matmul": "tilewise.functional",
+    "conv1d": "tilewise.functional",
+    "conv2d": "tilewise.functional",
+    "conv3d": "tilewise.functional",
+    "conv_input_gradient": "tilewise.functional",
+    "conv_weight_gradient": "tilewise.functional",
+    "TilewiseError": "tilewise.errors",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+if TYPE_CHECKING:
+    from tilewise.core.arch import Arch, load_arch
+    from tilewise.dispatch import Dispatcher, Priority, Registry, run, select
+    from tilewise.engines.device import detect
+    from tilewise.errors import TilewiseError
+    from tilewise.functional import (
+        conv1d,
+        conv2d,
+        conv3d,
+        conv_input_gradient,
+        conv_weight_gradient,
+        matmul,
+    )
+    from tilewise.ops.conv.problem import ConvProblem
+    from tilewise.ops.gemm.problem import GemmProblem
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tilewise' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -65,7 +65,11 @@ def view(tensor: Any) -> TensorView:
         if tensor.layout is not _strided():
             raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
         return TensorView(
-            tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), _NAMES[name], str(tensor.device)
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            _NAMES[name],
+            str(tensor.device),
         )
     raise TensorError(
         f"{type(tensor).__name__} is not a tensor tilewise knows; pass a NumPy array or a "
@@ -79,22 +83,52 @@ def _strided() -> Any:
     return torch.strided
 
 
-def empty_like_kind(sample: Any, shape: tuple[int, ...], dtype: str, order: str = "C") -> Any:
-    """A new tensor of the same library and device as `sample`.
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How an op wants a tensor in memory."""
 
-    `order` is `C` for row-major or `channels_last` for [n, c, ...] stored as n, ..., c.
-    """
-    stored = (shape[0], *shape[2:], shape[1]) if order == "channels_last" else shape
-    if is_torch(sample):
-        import torch
+    axes: tuple[int, ...]
+    """Logical axes from outermost to innermost."""
+    dense: int
+    """How many innermost axes must be packed without gaps; further out any stride will do."""
 
-        made = torch.empty(stored, dtype=getattr(torch, _TORCH[dtype]), device=sample.device)
-    else:
-        made = np.empty(stored, dtype=numpy_dtype(dtype))
-    if order != "channels_last":
-        return made
-    axes = (0, len(shape) - 1, *range(1, len(shape) - 1))
-    return made.permute(axes) if is_torch(made) else made.transpose(axes)
+    def holds(self, tensor: TensorView) -> bool:
+        """Whether `tensor` is stored this way."""
+        expected, outer = 1, len(self.axes) - self.dense
+        for position in range(len(self.axes) - 1, -1, -1):
+            size, stride = tensor.shape[self.axes[position]], tensor.strides[self.axes[position]]
+            if position >= outer:
+                if size > 1 and stride != expected:
+                    return False
+                expected *= size
+            elif size > 1 and stride < expected and not (position == 0 and stride == 0):
+                return False  # overlapping or backwards
+            else:
+                expected = max(expected, stride * size)
+        return True
+
+
+def empty(sample: Any, shape: tuple[int, ...], dtype: str, storage: Storage) -> Any:
+    """A new tensor of `sample`'s library and device, stored as asked."""
+    stored = tuple(shape[axis] for axis in storage.axes)
+    back = tuple(storage.axes.index(axis) for axis in range(len(shape)))
+    try:
+        if is_torch(sample):
+            import torch
+
+            made = torch.empty(stored, dtype=getattr(torch, _TORCH[dtype]), device=sample.device)
+            return made.permute(back)
+        return np.empty(stored, dtype=numpy_dtype(dtype)).transpose(back)
+    except (MemoryError, RuntimeError) as error:
+        raise TensorError(f"no memory for a {dtype} tensor of shape {shape}: {error}") from None
+
+
+def stored_copy(tensor: Any, storage: Storage) -> Any:
+    """The same values, stored as asked."""
+    seen = view(tensor)
+    made = empty(tensor, seen.shape, seen.dtype, storage)
+    made[...] = tensor
+    return made
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

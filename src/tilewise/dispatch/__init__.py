@@ -1,0 +1,60 @@
+"""Registries and dispatchers: declare, build, select and run."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.problem import Problem
+from tilewise.core.tensors import view
+from tilewise.dispatch.dispatcher import Dispatcher, Result
+from tilewise.dispatch.registry import Priority, Registry
+from tilewise.engines.device import detect
+from tilewise.errors import TensorError
+from tilewise.ops.builder import load_pool
+from tilewise.ops.vendor import VendorKernel
+from tilewise.selection.choice import Choice
+
+__all__ = ["Dispatcher", "Priority", "Registry", "Result", "default_dispatcher", "run", "select"]
+
+
+def default_registry(op: str, arch: Arch) -> Registry:
+    """The shipped pool of an op on an architecture, with the vendor among the candidates."""
+    registry = Registry(op, arch, name="shipped")
+    registry.declare(load_pool(registry.op, arch))
+    library = "torch" if find_spec("torch") else "numpy"
+    if arch.kind == "cpu" or library == "torch":
+        registry.declare(VendorKernel(op_name=op, library=library))
+    return registry
+
+
+@cache
+def default_dispatcher(op: str, arch: Arch) -> Dispatcher:
+    """The dispatcher behind `tilewise.matmul` and its like; one per op and architecture."""
+    return Dispatcher(default_registry(op, arch))
+
+
+def resolve_arch(arch: str | Arch | None) -> Arch:
+    """An architecture from its name, a value, or the live device."""
+    if arch is None:
+        return detect()
+    return load_arch(arch) if isinstance(arch, str) else arch
+
+
+def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | None = None) -> Choice:
+    """The kernel that tilewise would run for `problem`; nothing is built or run."""
+    return default_dispatcher(problem.op, resolve_arch(arch)).select(problem, top_k=top_k)
+
+
+def live_arch(tensor: Any) -> Arch:
+    """The architecture of the device that holds `tensor`."""
+    return detect("cpu" if view(tensor).device == "cpu" else "gpu")
+
+
+def run(problem: Problem, *tensors: Any, out: Any = None) -> Result:
+    """Computes `problem` where its tensors are, with the kernel that `select` chooses."""
+    if not tensors:
+        raise TensorError("run() needs the operands after the problem")
+    return default_dispatcher(problem.op, live_arch(tensors[0])).run(problem, *tensors, out=out)

@@ -1,0 +1,34 @@
+"""Engines turn kernels into callables. They are imported on first use."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from tilewise.engines.contract import Build, Engine, Plan, Resources
+from tilewise.errors import InputError
+
+_ENGINES = {
+    "cpu": ("tilewise.engines.cpu", "CpuEngine"),
+    "triton": ("tilewise.engines.triton", "TritonEngine"),
+    "vendor": ("tilewise.engines.vendor", "VendorEngine"),
+}
+
+__all__ = ["Build", "Engine", "Plan", "Resources", "get_engine", "is_foreign"]
+
+
+def is_foreign(engine: str) -> bool:
+    """Whether kernels of this engine are only described and ranked here, not built."""
+    return engine not in _ENGINES
+
+
+@cache
+def get_engine(name: str) -> Engine:
+    """The engine called `name`; one instance serves the process."""
+    if is_foreign(name):
+        raise InputError(
+            f"{name} kernels are built by their own library; engines here: {', '.join(_ENGINES)}"
+        )
+    module, kind = _ENGINES[name]
+    engine: Engine = getattr(import_module(module), kind)()
+    return engine

@@ -16,6 +16,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.core.tensors import Storage
 from tilewise.errors import InputError, KernelError
 
 WhyUnusable = Callable[[Kernel, Problem | None, Arch], str | None]
@@ -32,6 +33,8 @@ class Op:
     """Names of the input tensors, in order."""
     shapes: Callable[[Any], tuple[tuple[int, ...], ...]]
     """Logical shapes of the operands and, last, of the result."""
+    storage: Callable[[Any], tuple[Storage, ...]]
+    """How the operands and, last, the result are laid out in memory."""
     kernel_types: tuple[type[Kernel], ...]
     why_unusable: WhyUnusable
     """The first rule that keeps a kernel from a problem on an arch, or None.

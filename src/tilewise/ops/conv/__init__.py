@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tilewise.ops.contract import Op
 from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
-from tilewise.ops.conv.problem import ConvProblem, shapes
+from tilewise.ops.conv.problem import ConvProblem, shapes, storage
 from tilewise.ops.conv.reference import reference
 
 OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weight": ("x", "dy")}
@@ -16,6 +16,7 @@ OPS = tuple(
         problem=ConvProblem,
         operands=operands,
         shapes=shapes,
+        storage=storage,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
 from tilewise.core.problem import GemmView, Problem, check_dtypes, check_size
+from tilewise.core.tensors import Storage
 from tilewise.errors import ProblemError
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
@@ -200,3 +201,11 @@ def shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
     w = (p.k, p.c // p.g, *(p.z, p.y, p.x)[at:])
     y = (p.n, p.k, *(p.out_d, p.out_h, p.out_w)[at:])
     return {"fwd": (x, w, y), "bwd_data": (y, w, x), "bwd_weight": (x, y, w)}[p.direction]
+
+
+def storage(problem: ConvProblem) -> tuple[Storage, ...]:
+    """Packed in the problem's layout; only images (or filters) may lie further apart."""
+    rank = problem.ndim + 2
+    spatial = tuple(range(2, rank))
+    axes = (0, *spatial, 1) if problem.layout == "nhwc" else (0, 1, *spatial)
+    return (Storage(axes, dense=rank - 1),) * 3

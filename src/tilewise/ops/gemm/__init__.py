@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tilewise.ops.contract import Op
 from tilewise.ops.gemm.kernels import KERNEL_TYPES, why_unusable
-from tilewise.ops.gemm.problem import GemmProblem, shapes
+from tilewise.ops.gemm.problem import GemmProblem, shapes, storage
 from tilewise.ops.gemm.reference import reference
 
 OPS = (
@@ -14,6 +14,7 @@ OPS = (
         problem=GemmProblem,
         operands=("a", "b"),
         shapes=shapes,
+        storage=storage,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
 from tilewise.core.problem import GemmView, Problem, check_dtypes, check_size
+from tilewise.core.tensors import Storage
 from tilewise.errors import ProblemError
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")
@@ -73,3 +74,13 @@ def shapes(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
     p = problem
     batch = (p.batch,) if p.batch != 1 else ()
     return (*batch, p.m, p.k), (*batch, p.k, p.n), (*batch, p.m, p.n)
+
+
+def storage(problem: GemmProblem) -> tuple[Storage, ...]:
+    """Rows or columns are packed; any distance may lie between them and between batches."""
+    batch = (0,) if problem.batch != 1 else ()
+    rows, columns = len(batch), len(batch) + 1
+    row_major, column_major = (*batch, rows, columns), (*batch, columns, rows)
+    return tuple(
+        Storage(row_major if order == "r" else column_major, dense=1) for order in problem.layout
+    )

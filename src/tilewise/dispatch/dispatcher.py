@@ -1,0 +1,267 @@
+"""Select, build, launch: down the ranking, past what cannot serve, to the vendor at last."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.dispatch.operands import Call, prepare
+from tilewise.dispatch.registry import Registry
+from tilewise.engines import Plan, get_engine, is_foreign
+from tilewise.errors import BuildError, ExecutionError, NoKernelError, ProblemError
+from tilewise.ops.vendor import VendorKernel
+from tilewise.selection.analytic import AnalyticRanker
+from tilewise.selection.choice import Choice, Ranked, Ranker
+
+log = logging.getLogger("tilewise")
+
+TIE = 0.02
+"""Predictions this close are ties; among them a kernel that is already built is preferred."""
+REMEMBERED_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What `run` gives: the tensor, and how it came about."""
+
+    out: Any
+    choice: Choice
+    workspace_bytes: int
+    copied: tuple[str, ...]
+    """Names of tensors that had to be copied because their layout did not fit."""
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.choice.kernel
+
+    @property
+    def path(self) -> str:
+        return self.choice.path
+
+    @property
+    def reason(self) -> str:
+        return self.choice.reason
+
+
+class Dispatcher:
+    """Chooses and runs kernels of one registry. Choices and plans are remembered per problem."""
+
+    def __init__(self, registry: Registry, *, rankers: Sequence[Ranker] = ()) -> None:
+        self.registry = registry
+        self.rankers: tuple[Ranker, ...] = (*rankers, AnalyticRanker())
+        self._lock = threading.RLock()
+        self._remembered: dict[tuple[Problem, bool], tuple[Plan | None, Choice]] = {}
+        self._version = registry.version
+        self._told: set[str] = set()
+
+    def select(
+        self, problem: Problem, *, deterministic: bool = False, top_k: int | None = None
+    ) -> Choice:
+        """The kernel to use for `problem`; nothing is built."""
+        self._check_op(problem)
+        usable, rejected = self._candidates(problem, deterministic)
+        if problem.is_empty:
+            kernel = usable[0] if usable else self._vendor(problem)
+            return self._chosen(problem, kernel, "empty", "a size is zero: nothing to compute")
+        if not usable:
+            kernel = self._vendor(problem)
+            why = f"none of {len(self.registry)} kernels can serve"
+            return self._chosen(problem, kernel, "vendor", why, rejected=rejected)
+        ranking, path, reason = self._rank(problem, usable)
+        best = self._prefer_built(ranking)
+        if best is not ranking[0]:
+            reason += "; of kernels predicted level, the one already built"
+        return self._chosen(problem, best.kernel, path, reason, ranking[:top_k], rejected)
+
+    def run(
+        self, problem: Problem, *tensors: Any, out: Any = None, deterministic: bool = False
+    ) -> Result:
+        """Computes `problem` on NumPy arrays or PyTorch tensors."""
+        self._check_op(problem)
+        call = prepare(self.registry.op, problem, tensors, out)
+        if problem.is_empty:
+            call.out[...] = 0
+            return Result(
+                out=call.finish(), choice=self.select(problem), workspace_bytes=0, copied=()
+            )
+        plan, choice = self.plan(problem, deterministic=deterministic)
+        plan, choice = self._execute(plan, choice, call, deterministic)
+        return Result(
+            out=call.finish(),
+            choice=choice,
+            workspace_bytes=plan.workspace_bytes,
+            copied=call.copied,
+        )
+
+    def plan(self, problem: Problem, *, deterministic: bool = False) -> tuple[Plan, Choice]:
+        """A built kernel bound to `problem`, and the choice behind it; remembered."""
+        key = (problem, deterministic)
+        with self._lock:
+            if self._version != self.registry.version:
+                self._remembered.clear()
+                self._version = self.registry.version
+            held = self._remembered.get(key)
+            if held is None:
+                held = self._first_that_builds(self.select(problem, deterministic=deterministic))
+                if len(self._remembered) >= REMEMBERED_PLANS:
+                    self._remembered.pop(next(iter(self._remembered)))
+                self._remembered[key] = held
+        plan, choice = held
+        assert plan is not None
+        return plan, choice
+
+    def workspace_bytes(self, problem: Problem) -> int:
+        """Scratch memory that running `problem` will take."""
+        return 0 if problem.is_empty else self.plan(problem)[0].workspace_bytes
+
+    def _check_op(self, problem: Problem) -> None:
+        if problem.op != self.registry.op.name:
+            raise ProblemError(
+                f"the problem is {problem.op}, but registry {self.registry.name!r} holds "
+                f"{self.registry.op.name} kernels"
+            )
+
+    def _candidates(
+        self, problem: Problem, deterministic: bool
+    ) -> tuple[list[Kernel], dict[str, str]]:
+        usable, rejected = [], {}
+        for kernel in self.registry.kernels:
+            why = self.registry.op.why_unusable(kernel, problem, self.registry.arch)
+            build = self.registry.build_of(kernel)
+            if why is None and build is not None and build.status != "ok":
+                why = f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
+            if why is None and deterministic and not kernel.is_deterministic:
+                why = "its sums depend on the order of execution, and deterministic=True was asked"
+            if why is None:
+                usable.append(kernel)
+            else:
+                rejected[kernel.name] = why
+        return usable, rejected
+
+    def _rank(self, problem: Problem, usable: Sequence[Kernel]) -> tuple[list[Ranked], str, str]:
+        """The ranking, priorities first, by the first ranker that is fit to judge."""
+        notes = []
+        for ranker in self.rankers:
+            why = ranker.why_unfit(problem, self.registry.arch)
+            if why is not None:
+                notes.append(f"{ranker.path}: {why}")
+                continue
+            # Vendor routines have no tiles to judge, so the analytic model leaves them to the end.
+            ranking = ranker.rank(problem, usable, self.registry.arch)
+            if ranker.path == "analytic":
+                ranking.sort(key=lambda r: r.kernel.engine == "vendor")
+            ranking.sort(key=lambda r: -self.registry.priority_of(r.kernel))
+            reason = f"fastest of {len(ranking)} by the {ranker.path} ranking"
+            return ranking, ranker.path, "; ".join([reason, *notes])
+        raise AssertionError("the analytic ranker is always fit")
+
+    def _prefer_built(self, ranking: Sequence[Ranked]) -> Ranked:
+        best = ranking[0]
+        level = self.registry.priority_of(best.kernel)
+        for ranked in ranking:
+            if ranked.predicted_us > best.predicted_us * (1 + TIE):
+                break
+            same = self.registry.priority_of(ranked.kernel) == level
+            build = self.registry.build_of(ranked.kernel)
+            if same and build is not None and build.status == "ok":
+                return ranked
+        return best
+
+    def _chosen(
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        path: str,
+        reason: str,
+        ranking: Sequence[Ranked] = (),
+        rejected: dict[str, str] | None = None,
+    ) -> Choice:
+        return Choice(
+            problem=problem,
+            kernel=kernel,
+            path=path,
+            reason=reason,
+            ranking=tuple(ranking),
+            rejected=rejected or {},
+        )
+
+    def _vendor(self, problem: Problem) -> Kernel:
+        library = "torch" if find_spec("torch") else "numpy"
+        kernel = VendorKernel(op_name=problem.op, library=library)
+        why = self.registry.op.why_unusable(kernel, problem, self.registry.arch)
+        if why is not None:
+            _, rejected = self._candidates(problem, deterministic=False)
+            raise NoKernelError(
+                f"nothing can serve {problem.op} {problem.to_dict()} on "
+                f"{self.registry.arch.label}; the vendor neither: {why}",
+                asked=str(problem),
+                reasons=rejected,
+            )
+        return kernel
+
+    def _first_that_builds(self, choice: Choice) -> tuple[Plan, Choice]:
+        """A plan of the best ranked kernel that can be had, else the vendor's."""
+        order = [choice.kernel, *(r.kernel for r in choice.ranking if r.kernel != choice.kernel)]
+        failed: list[str] = []
+        for kernel in order:
+            if is_foreign(kernel.engine):
+                failed.append(f"{kernel.engine} kernels are built by their own library")
+                continue
+            engine = get_engine(kernel.engine)
+            why = engine.why_unavailable()
+            if why is not None:
+                failed.append(why)
+                self._tell_once(f"the {kernel.engine} engine cannot be used: {why}")
+                continue
+            try:
+                plan = engine.plan(kernel, choice.problem, self.registry.arch)
+            except (BuildError, ExecutionError) as error:
+                failed.append(f"{kernel.name}: {str(error).splitlines()[0]}")
+                self._tell_once(f"skipping {kernel.name}: {error}")
+                continue
+            if failed:
+                reason = f"{choice.reason}; {len(failed)} before it could not be had"
+                path = "vendor" if kernel.engine == "vendor" else choice.path
+                choice = replace(choice, kernel=kernel, path=path, reason=reason)
+            return plan, choice
+        kernel = self._vendor(choice.problem)
+        plan = get_engine("vendor").plan(kernel, choice.problem, self.registry.arch)
+        reason = f"no kernel could be had: {failed[0]}" if failed else choice.reason
+        return plan, replace(choice, kernel=kernel, path="vendor", reason=reason)
+
+    def _execute(
+        self, plan: Plan, choice: Choice, call: Call, deterministic: bool
+    ) -> tuple[Plan, Choice]:
+        """Runs the plan; a kernel that reports failure is left out and the next one tried."""
+        while True:
+            try:
+                plan.execute(call.operands, call.out)
+                return plan, choice
+            except ExecutionError as error:
+                if choice.kernel.engine == "vendor":
+                    raise
+                self._tell_once(f"{choice.kernel.name} failed and is left out: {error}")
+            rest = tuple(r for r in choice.ranking if r.kernel != choice.kernel)
+            next_kernel = rest[0].kernel if rest else self._vendor(choice.problem)
+            choice = replace(choice, kernel=next_kernel, ranking=rest)
+            plan, choice = self._first_that_builds(choice)
+            with self._lock:
+                self._remembered[(choice.problem, deterministic)] = (plan, choice)
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message)
+
+
+def bound_call(dispatcher: Dispatcher, problem: Problem, *tensors: Any) -> Callable[[], Any]:
+    """A repeatable call of the chosen kernel on fixed tensors, without dispatch overhead."""
+    call = prepare(dispatcher.registry.op, problem, tensors)
+    plan, _ = dispatcher.plan(problem)
+    return plan.bind(call.operands, call.out)

@@ -1,0 +1,62 @@
+"""The convolution problem behind tensors and a layer's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewise.core.tensors import TensorView, view
+from tilewise.errors import ProblemError, TensorError
+from tilewise.ops.conv.problem import ConvProblem
+
+Sizes = int | Sequence[int]
+
+
+def infer(x: Any, w: Any, **layer: Any) -> ConvProblem:
+    """A convolution of x [N, C, ...] with w [K, C / groups, ...]; `layer` as in `from_shapes`."""
+    a, b = view(x), view(w)
+    if a.dtype != b.dtype:
+        raise TensorError(f"x is {a.dtype} and w is {b.dtype}; convert one of them")
+    return from_shapes(a.shape, b.shape, dtype=a.dtype, layout=layout_of(a), **layer)
+
+
+def from_shapes(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    *,
+    dtype: str,
+    layout: str,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    direction: str = "fwd",
+) -> ConvProblem:
+    """The problem of a layer whose input is [N, C, ...] and whose filter is [K, C / groups, ...]."""
+    rank = len(x) - 2
+    if rank not in (1, 2, 3) or len(w) != rank + 2:
+        raise TensorError(
+            f"x has shape {tuple(x)} and w {tuple(w)}; pass [N, C, (D, (H,)) W] and "
+            "[K, C / groups, (Z, (Y,)) X]"
+        )
+    if not isinstance(groups, int) or groups < 1 or x[1] != w[1] * groups:
+        raise TensorError(
+            f"x has {x[1]} channels; a filter over {w[1]} channels in {groups} groups needs "
+            f"{w[1] * groups}"
+        )
+    dims = "dhw"[3 - rank :]
+    values: dict[str, Any] = {"n": x[0], "c": x[1], "k": w[0], "g": groups}
+    values |= dict(zip(dims, x[2:], strict=True))
+    values |= dict(zip("zyx"[3 - rank :], w[2:], strict=True))
+    for name, given in (("stride", stride), ("pad", padding), ("dilation", dilation)):
+        sizes = (given,) * rank if isinstance(given, int) else tuple(given)
+        if len(sizes) != rank:
+            raise ProblemError(f"{name} is {given!r}; pass one integer or {rank} of them")
+        values |= {f"{name}_{dim}": size for dim, size in zip(dims, sizes, strict=True)}
+    return ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+
+
+def layout_of(seen: TensorView) -> str:
+    """nhwc where channels alone are packed innermost, nchw otherwise."""
+    has_pixels = any(n > 1 for n in seen.shape[2:])
+    return "nhwc" if has_pixels and seen.shape[1] > 1 and seen.strides[1] == 1 else "nchw"
