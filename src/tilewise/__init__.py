@@ -31,7 +31,26 @@ _PUBLIC = {
     "TilewiseError": "tilewise.errors",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = [
+    "Arch",
+    "ConvProblem",
+    "Dispatcher",
+    "GemmProblem",
+    "Priority",
+    "Registry",
+    "TilewiseError",
+    "__version__",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_input_gradient",
+    "conv_weight_gradient",
+    "detect",
+    "load_arch",
+    "matmul",
+    "run",
+    "select",
+]
 
 if TYPE_CHECKING:
     from tilewise.core.arch import Arch, load_arch

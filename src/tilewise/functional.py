@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewise.core.tensors import is_torch, view
-from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.dispatch.calls import run_conv, run_matmul
 from tilewise.errors import TensorError
 from tilewise.ops.conv.infer import from_shapes, infer, layout_of
-from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.gemm.infer import infer as infer_gemm
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_input_gradient", "conv_weight_gradient", "matmul"]
 
@@ -21,8 +19,7 @@ def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> A
         from tilewise.torch_ops import Matmul
 
         return Matmul.apply(a, b)
-    dispatcher = default_dispatcher("gemm", live_arch(a))
-    return dispatcher.run(infer_gemm(a, b), a, b, out=out, deterministic=deterministic).out
+    return run_matmul(a, b, out=out, deterministic=deterministic)
 
 
 def conv1d(x: Any, w: Any, *, out: Any = None, **layer: Any) -> Any:
@@ -51,14 +48,6 @@ def conv_input_gradient(input_size: Sequence[int], w: Any, dy: Any, **layer: Any
 def conv_weight_gradient(x: Any, weight_size: Sequence[int], dy: Any, **layer: Any) -> Any:
     """The gradient of a convolution's filter of `weight_size`, from its output's gradient."""
     return _gradient("bwd_weight", tuple(x.shape), tuple(weight_size), x, dy, dy, layer)
-
-
-def run_conv(problem: ConvProblem, first: Any, second: Any, out: Any = None) -> Any:
-    """One direction of a convolution; the result has as many dimensions as the operands."""
-    dispatcher = default_dispatcher(problem.op, live_arch(first))
-    result = dispatcher.run(problem, first, second, out=out).out
-    missing = len(first.shape) - len(result.shape)
-    return result.reshape((*result.shape[:2], *(1,) * missing, *result.shape[2:]))
 
 
 def _convolve(rank: int, x: Any, w: Any, out: Any, layer: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilewise import functional
+from tilewise.dispatch.calls import run_conv, run_matmul
 from tilewise.ops.conv.problem import ConvProblem
 
 
@@ -17,15 +17,15 @@ class Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(a, b)
-        result: torch.Tensor = functional.matmul(a.detach(), b.detach())
+        result: torch.Tensor = run_matmul(a.detach(), b.detach())
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         a, b = ctx.saved_tensors
         (dc,) = gradients
-        da = functional.matmul(dc, b.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
-        db = functional.matmul(a.transpose(-1, -2), dc) if ctx.needs_input_grad[1] else None
+        da = run_matmul(dc, b.transpose(-1, -2)) if ctx.needs_input_grad[0] else None
+        db = run_matmul(a.transpose(-1, -2), dc) if ctx.needs_input_grad[1] else None
         return da, db
 
 
@@ -36,7 +36,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, problem: ConvProblem) -> torch.Tensor:
         ctx.save_for_backward(x, w)
         ctx.problem = problem
-        result: torch.Tensor = functional.run_conv(problem, x.detach(), w.detach())
+        result: torch.Tensor = run_conv(problem, x.detach(), w.detach())
         return result
 
     @staticmethod
@@ -46,6 +46,6 @@ class Convolution(torch.autograd.Function):
         x, w = ctx.saved_tensors
         (dy,) = gradients
         data, weight = (replace(ctx.problem, direction=d) for d in ("bwd_data", "bwd_weight"))
-        dx = functional.run_conv(data, dy, w) if ctx.needs_input_grad[0] else None
-        dw = functional.run_conv(weight, x, dy) if ctx.needs_input_grad[1] else None
+        dx = run_conv(data, dy, w) if ctx.needs_input_grad[0] else None
+        dw = run_conv(weight, x, dy) if ctx.needs_input_grad[1] else None
         return dx, dw, None

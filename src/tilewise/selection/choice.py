@@ -27,7 +27,7 @@ class Choice:
     problem: Problem
     kernel: Kernel
     path: str
-    """Who chose: `model`, `analytic`, `vendor` (the last resort) or `empty` (nothing to compute)."""
+    """Who chose: `model`, `analytic`, `vendor` (the last resort) or `empty` (no work)."""
     reason: str
     ranking: tuple[Ranked, ...] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all their own set-up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check gpu-test format clean
+
+demo: $(STAMP)
+	$(BIN)/tilewise demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n auto
+
+# What CI runs besides the tests.
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -p no:cacheprovider
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

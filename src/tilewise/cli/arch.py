@@ -1,0 +1,56 @@
+"""`arch list|show|detect`: the figures tilewise knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.cli.console import JsonFlag, emit, resolve_arch, table
+from tilewise.core.arch import Arch, known_archs, load_arch, sources
+
+app = typer.Typer(help="Architectures and the live device.", no_args_is_help=True)
+
+
+def as_dict(arch: Arch) -> dict[str, Any]:
+    """Every figure, JSON-ready."""
+    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(arch).items()}
+
+
+@app.command("list")
+def list_(as_json: JsonFlag = False) -> None:
+    """Lists every architecture with a data file."""
+    archs = [load_arch(name) for name in known_archs()]
+    if as_json:
+        return emit([as_dict(arch) for arch in archs])
+    columns = ["name", "device", "kind", "units", "clock MHz", "memory GB/s", "fp32", "bf16"]
+    rows = [
+        [a.name, a.device, a.kind, a.compute_units, a.clock_mhz, a.memory_gb_s]
+        + [a.peak_tflops.get(d, "") for d in ("fp32", "bf16")]
+        for a in archs
+    ]
+    return table("Architectures (peak in TFLOPS)", columns, rows)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name from `arch list`, or sm_90:H200.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Shows every figure of one architecture with its source."""
+    arch = resolve_arch(name)
+    if as_json:
+        return emit({**as_dict(arch), "sources": sources(arch.name)})
+    where = sources(arch.name)
+    rows = [[k, v, where.get(k, "")] for k, v in as_dict(arch).items()]
+    return table(arch.label, ["figure", "value", "source"], rows)
+
+
+@app.command()
+def detect(as_json: JsonFlag = False) -> None:
+    """Shows the live device with its true figures."""
+    arch = resolve_arch(None)
+    if as_json:
+        return emit(as_dict(arch))
+    return table(f"This machine: {arch.label}", ["figure", "value"], as_dict(arch).items())

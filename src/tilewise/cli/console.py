@@ -1,0 +1,89 @@
+"""What every command shares: JSON on stdout, tables for people, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError
+from tilewise.ops.contract import get_op
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
+ArchOption = Annotated[
+    str | None, typer.Option("--arch", help="An architecture; by default the live device.")
+]
+DtypeOption = Annotated[str | None, typer.Option("--dtype", help="fp32, fp16, bf16, fp8, ...")]
+FilterOption = Annotated[
+    str | None, typer.Option("--filter", help="Keep kernels for which this expression holds.")
+]
+
+out = Console()
+err = Console(stderr=True)
+
+
+def emit(value: Any) -> None:
+    """`value` as JSON on stdout, and nothing else there."""
+    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table for people; numbers stand right."""
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    body = [[cell(value) for value in row] for row in rows]
+    for index, column in enumerate(columns):
+        numeric = bool(body) and all(_is_number(row[index]) for row in body)
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def cell(value: Any) -> str:
+    """A value as a person wants to read it."""
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,}" if type(value) is int and abs(value) >= 10_000 else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").lstrip("-").rstrip("x%").isdigit()
+
+
+def resolve_arch(name: str | None) -> Arch:
+    """The architecture asked for, or the live device's; `sm_90:H200` names a product."""
+    if name is None:
+        from tilewise.engines.device import detect
+
+        return detect()
+    arch, _, device = name.partition(":")
+    return load_arch(arch, device)
+
+
+def parse_problem(op: str, words: Sequence[str], dtype: str | None = None) -> Problem:
+    """A problem from `KEY=VALUE` words."""
+    values: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not text:
+            raise InputError(f"{word!r} is not KEY=VALUE; write for example M=128 N=1536 K=7168")
+        try:
+            values[key] = int(text)
+        except ValueError:
+            values[key] = text
+    keys = get_op(op).problem.KEYS
+    folded = {key.lower(): key for key in keys} if op == "gemm" else {}
+    values = {folded.get(key.lower(), key): value for key, value in values.items()}
+    try:
+        return get_op(op).make_problem(**values)
+    except TypeError as error:
+        required = {"gemm": "M N K"}.get(op, "N C K Wi X (and Hi Y for two dimensions)")
+        raise InputError(f"{op} needs {required}: {error}") from None

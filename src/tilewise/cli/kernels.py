@@ -1,0 +1,172 @@
+"""`kernels list|count|export|check`: the kernel space, by architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    FilterOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    out,
+    parse_problem,
+    resolve_arch,
+    table,
+)
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.errors import FileError
+from tilewise.ops.builder import dump_kernels, expand, filter_kernels, load_kernels, load_pool
+from tilewise.ops.contract import get_op
+
+app = typer.Typer(help="The kernel space.", no_args_is_help=True)
+
+EngineOption = Annotated[
+    list[str] | None, typer.Option("--engine", help="Only these engines (repeatable).")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="A JSON trait config in place of the shipped pool.")
+]
+
+
+def pick(
+    op: str,
+    arch: Arch,
+    dtype: str | None = None,
+    engines: list[str] | None = None,
+    expression: str | None = None,
+    config: Path | None = None,
+) -> list[Kernel]:
+    """The kernels that the common options ask for."""
+    if config is None:
+        kernels = load_pool(get_op(op), arch, engines or None)
+    else:
+        try:
+            blocks = json.loads(config.read_text())
+        except (OSError, ValueError) as error:
+            raise FileError(f"{config}: not a JSON trait config: {error}") from None
+        kernels = expand(blocks, get_op(op), arch)
+        kernels = [k for k in kernels if not engines or k.engine in engines]
+    if dtype:
+        kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
+    return filter_kernels(kernels, expression) if expression else kernels
+
+
+@app.command("list")
+def list_(
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    engine: EngineOption = None,
+    expression: FilterOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Lists kernels by name."""
+    kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
+    if as_json:
+        return emit([{"name": kernel.name, **kernel.to_dict()} for kernel in kernels])
+    for kernel in kernels:
+        out.print(kernel.name, highlight=False, soft_wrap=True)
+    return None
+
+
+@app.command()
+def count(
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    engine: EngineOption = None,
+    expression: FilterOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Counts kernels by engine, family and dtype."""
+    chosen = resolve_arch(arch)
+    counts: dict[tuple[str, str, str], int] = {}
+    for kernel in pick(op, chosen, dtype, engine, expression, config):
+        family = getattr(kernel, "family", getattr(kernel, "pipeline", ""))
+        key = (kernel.engine, family, getattr(kernel, "dtype", ""))
+        counts[key] = counts.get(key, 0) + 1
+    if as_json:
+        rows = [
+            {"engine": e, "family": f, "dtype": d, "count": n} for (e, f, d), n in counts.items()
+        ]
+        return emit({"op": op, "arch": chosen.name, "count": sum(counts.values()), "by": rows})
+    table(
+        f"{sum(counts.values()):,} kernels of {op} on {chosen.label}",
+        ["engine", "family", "dtype", "kernels"],
+        [[*key, number] for key, number in sorted(counts.items())],
+    )
+    return None
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="Where to write JSON.")],
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    engine: EngineOption = None,
+    expression: FilterOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
+    kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
+    text = dump_kernels(kernels)
+    try:
+        partial = file.with_name(f".{file.name}.partial")
+        partial.write_text(text)
+        partial.replace(file)
+    except OSError as error:
+        raise FileError(f"{file} cannot be written: {error.strerror}") from None
+    if as_json:
+        return emit({"file": str(file), "kernels": len(kernels)})
+    return out.print(f"{len(kernels)} kernels written to {file}")
+
+
+@app.command()
+def check(
+    op: OpOption,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Kernel names, then KEY=VALUE of a problem.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Kernels as JSON.")] = None,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Says why kernels cannot run on an architecture, or serve a problem; exit 1 if any cannot."""
+    given = get_op(op)
+    chosen = resolve_arch(arch)
+    names = [word for word in words or () if "=" not in word]
+    values = [word for word in words or () if "=" in word]
+    problem = parse_problem(op, values, dtype) if values else None
+    kernels = [given.kernel_from_name(name) for name in names]
+    if file is not None:
+        try:
+            kernels += load_kernels(file.read_text(), given)
+        except OSError as error:
+            raise FileError(f"{file} cannot be read: {error.strerror}") from None
+    if not kernels:
+        kernels = load_pool(given, chosen)
+    reasons = {kernel.name: given.why_unusable(kernel, problem, chosen) for kernel in kernels}
+    refused = {name: why for name, why in reasons.items() if why}
+    if as_json:
+        emit({"arch": chosen.name, "checked": len(reasons), "refused": refused})
+    else:
+        what = "serve the problem" if problem else "run"
+        table(
+            f"{len(reasons) - len(refused)} of {len(reasons)} can {what} on {chosen.label}",
+            ["kernel", "why not"],
+            refused.items(),
+        )
+    raise typer.Exit(1 if refused and (names or file) else 0)

@@ -1,0 +1,70 @@
+"""`rank`: the kernels for one problem, fastest first, without running any."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    FilterOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    parse_problem,
+    resolve_arch,
+    table,
+)
+from tilewise.cli.kernels import EngineOption
+from tilewise.dispatch import default_registry
+from tilewise.selection.choice import Choice
+
+
+def rank(
+    words: Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")],
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
+    engine: EngineOption = None,
+    expression: FilterOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Ranks the kernels for one problem and says which ranking was used."""
+    problem = parse_problem(op, words, dtype)
+    registry = default_registry(op, resolve_arch(arch))
+    if engine:
+        registry = registry.filter(lambda kernel: kernel.engine in engine)
+    if expression:
+        registry = registry.filter(expression)
+    choice = registry.select(problem)
+    if as_json:
+        return emit(as_dict(choice, top))
+    rows = [
+        [place, r.kernel.name, r.predicted_us, r.predicted_tflops]
+        for place, r in enumerate(choice.ranking[:top], 1)
+    ]
+    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
+    return table(title, ["", "kernel", "predicted us", "predicted TFLOPS"], rows)
+
+
+def as_dict(choice: Choice, top: int) -> dict[str, object]:
+    """A choice, JSON-ready, with the first `top` of its ranking."""
+    ranking = [
+        {
+            "kernel": r.kernel.name,
+            "predicted_us": r.predicted_us,
+            "predicted_tflops": r.predicted_tflops,
+        }
+        for r in choice.ranking[:top]
+    ]
+    return {
+        "problem": choice.problem.to_dict(),
+        "kernel": choice.kernel.name,
+        "path": choice.path,
+        "reason": choice.reason,
+        "ranking": ranking,
+        "rejected": dict(choice.rejected),
+    }

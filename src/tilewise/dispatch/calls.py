@@ -1,0 +1,23 @@
+"""Calls on the shipped pools: what the functional API and its gradients are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.gemm.infer import infer
+
+
+def run_matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Any:
+    """`a @ b` by the kernel that suits it."""
+    dispatcher = default_dispatcher("gemm", live_arch(a))
+    return dispatcher.run(infer(a, b), a, b, out=out, deterministic=deterministic).out
+
+
+def run_conv(problem: ConvProblem, first: Any, second: Any, out: Any = None) -> Any:
+    """One direction of a convolution; the result has as many dimensions as the operands."""
+    dispatcher = default_dispatcher(problem.op, live_arch(first))
+    result = dispatcher.run(problem, first, second, out=out).out
+    missing = len(first.shape) - len(result.shape)
+    return result.reshape((*result.shape[:2], *(1,) * missing, *result.shape[2:]))
