@@ -1,0 +1,248 @@
+"""One row of a problem file, whatever the format, as a problem and its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError, ProblemError
+from tilewise.ops.contract import get_op
+from tilewise.problems.problem_set import Labels
+
+_CONV_ALIASES: dict[str, tuple[str, ...]] = {
+    "batch": ("N",),
+    "batchsize": ("N",),
+    "batch_size": ("N",),
+    "in_channels": ("C",),
+    "out_channels": ("K",),
+    "groups": ("G",),
+    "group_count": ("G",),
+    "in_d": ("Di",),
+    "in_h": ("Hi",),
+    "in_w": ("Wi",),
+    "fil_d": ("Z",),
+    "fil_h": ("Y",),
+    "fil_w": ("X",),
+    "kernel_d": ("Z",),
+    "kernel_h": ("Y",),
+    "kernel_w": ("X",),
+    **{f"conv_stride_{dim}": (f"stride_{dim}",) for dim in "dhw"},
+    **{f"padding_{dim}": (f"pad_{dim}",) for dim in "dhw"},
+    "stride": ("stride_h", "stride_w"),
+    "pad": ("pad_h", "pad_w"),
+    "padding": ("pad_h", "pad_w"),
+    "dilation": ("dilation_h", "dilation_w"),
+}
+_COMMON_ALIASES: dict[str, tuple[str, ...]] = {
+    "data_type": ("dtype",),
+    "datatype": ("dtype",),
+    "output_dtype": ("out_dtype",),
+    "splitk": ("split_k",),
+}
+_DTYPE_ALIASES = {
+    "float": "fp32",
+    "float32": "fp32",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "bfp16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "e4m3": "fp8",
+    "float8_e5m2": "bf8",
+    "e5m2": "bf8",
+    "bfp8": "bf8",
+    "i8": "int8",
+}
+_LAYOUT_ALIASES = {
+    **dict.fromkeys(("nwc", "ndhwc", "nhwgc", "ndhwgc", "nwgc"), "nhwc"),
+    **dict.fromkeys(("ncw", "ncdhw", "ngchw", "ngcdhw", "ngcw"), "nchw"),
+}
+_DIRECTION_ALIASES = {
+    "forward": "fwd",
+    "backward_data": "bwd_data",
+    "bwd": "bwd_data",
+    "backward_weight": "bwd_weight",
+    "wrw": "bwd_weight",
+}
+_TEXT_KEYS: dict[str, dict[str, str]] = {
+    "dtype": _DTYPE_ALIASES,
+    "out_dtype": _DTYPE_ALIASES,
+    "layout": _LAYOUT_ALIASES,
+    "direction": _DIRECTION_ALIASES,
+    "op": {},
+}
+# An empty cell means the default, except where the default would make another problem of it.
+_NEVER_EMPTY = frozenset({"Hi", "Y"})
+
+
+class RowReader:
+    """Turns rows into problems of one op, or of the op that each row names when `op` is empty."""
+
+    def __init__(self, op: str = "", **defaults: Any) -> None:
+        if op:
+            get_op(op)
+        self.op = op
+        self.defaults = {k: v for k, v in defaults.items() if v not in (None, "")}
+        self._texts: dict[tuple[str, str], Any] = {}
+        self._names: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._required: dict[str, tuple[str, ...]] = {}
+        if op:
+            self._refuse_unknown_defaults()
+
+    def _refuse_unknown_defaults(self) -> None:
+        unknown = [key for key in self.defaults if not self.names(self.op, key)]
+        if unknown:
+            known = ", ".join(get_op(self.op).problem.KEYS)
+            raise InputError(f"{self.op} problems have no {', '.join(unknown)}; they have {known}")
+
+    def names(self, op: str, key: str) -> tuple[str, ...]:
+        """The file keys that `key` stands for; none where it is a label."""
+        found = self._names.get((op, key))
+        if found is None:
+            found = self._names[op, key] = _names(op, key)
+        return found
+
+    def missing_from(self, header: Iterable[str]) -> list[str]:
+        """The keys that a problem needs and neither `header` nor the defaults give."""
+        if not self.op:
+            return []
+        given = {name for key in (*header, *self.defaults) for name in self.names(self.op, key)}
+        return [key for key in self._needed(self.op) if key not in given]
+
+    def read(self, row: Mapping[str, Any]) -> tuple[Problem, Labels]:
+        """The problem and the labels of one row; raises ProblemError with the reason."""
+        op = self._op_of(row)
+        values: dict[str, Any] = {}
+        labels: Labels = {}
+        for key, value in row.items():
+            names = self.names(op, key)
+            if not names and value not in (None, ""):
+                labels[key] = value
+            for name in names:
+                parsed = value if type(value) is int else self._parsed(name, value)
+                if parsed is None:
+                    continue
+                if values.setdefault(name, parsed) != parsed:
+                    raise ProblemError(f"{name} is {values[name]} and again, by {key}, {parsed}")
+        for key, value in self.defaults.items():
+            for name in self.names(op, key):
+                values.setdefault(name, _value(name, value))
+        return self._make(op, values), labels
+
+    def _parsed(self, name: str, value: Any) -> Any:
+        """A cell's value, None where it is empty. Cells repeat, so that text is parsed once."""
+        if type(value) is not str:
+            return _value(name, value)
+        try:
+            return self._texts[name, value]
+        except KeyError:
+            if len(self._texts) > 100_000:
+                self._texts.clear()
+            parsed = self._texts[name, value] = _value(name, value)
+            return parsed
+
+    def _op_of(self, row: Mapping[str, Any]) -> str:
+        named = row.get("op") or row.get("OP") or row.get("Op")
+        direction = row.get("direction")
+        if not named and direction:
+            named = f"conv_{_value('direction', direction)}"
+        if not named:
+            if not self.op:
+                raise ProblemError("no op is given; name it in the row or when reading the file")
+            return self.op
+        named = str(named).strip().lower()
+        if self.op and named != self.op:
+            raise ProblemError(f"it is a {named} problem; {self.op} was asked for")
+        try:
+            get_op(named)
+        except InputError as error:
+            raise ProblemError(str(error)) from None
+        return named
+
+    def _needed(self, op: str) -> tuple[str, ...]:
+        if op not in self._required:
+            self._required[op] = _required(op)
+        return self._required[op]
+
+    def _make(self, op: str, values: dict[str, Any]) -> Problem:
+        missing = [key for key in self._needed(op) if key not in values]
+        if missing:
+            needed = ", ".join(self._needed(op))
+            raise ProblemError(f"{', '.join(missing)} missing; {op} needs at least {needed}")
+        values.pop("op", None)
+        return get_op(op).make_problem(**values)
+
+
+def problem_from_words(words: Iterable[str], op: str, **defaults: Any) -> Problem:
+    """The problem spelled as `KEY=VALUE` words, for example `M=128 N=1536 K=7168`."""
+    row: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ProblemError(f"{word!r} is not KEY=VALUE; write for example M=128 or Hi=56")
+        if key in row:
+            raise ProblemError(f"{key} is given twice")
+        row[key.strip()] = value
+    problem, labels = RowReader(op, **defaults).read(row)
+    if labels:
+        known = ", ".join(get_op(op).problem.KEYS)
+        raise ProblemError(f"{op} has no {', '.join(labels)}; it takes {known}")
+    return problem
+
+
+def _names(op: str, key: str) -> tuple[str, ...]:
+    folded = key.strip().lower()
+    if folded == "op":
+        return ("op",)
+    problem = get_op(op).problem
+    for name, field in problem.KEYS.items():
+        if folded in (name.lower(), field):
+            return (name,)
+    aliases = _COMMON_ALIASES
+    if op.startswith("conv_"):
+        aliases = {**aliases, **_CONV_ALIASES}
+    return tuple(name for name in aliases.get(folded, ()) if name in problem.KEYS)
+
+
+def _required(op: str) -> tuple[str, ...]:
+    problem = get_op(op).problem
+    without_default = {f.name for f in fields(problem) if f.default is MISSING}  # type: ignore[arg-type]
+    return tuple(key for key, field in problem.KEYS.items() if field in without_default)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A cell's value under the file key `name`; None where it is empty and may be."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if name in _NEVER_EMPTY:
+            raise ProblemError(f"{name} is empty; it must be an integer")
+        return None
+    if name in _TEXT_KEYS:
+        text = str(value).strip().lower().removeprefix("torch.")
+        return _TEXT_KEYS[name].get(text, text)
+    if type(value) is int:
+        return value
+    return _integer(name, value)
+
+
+def _integer(name: str, value: Any) -> int:
+    """An integer from `16`, `16.0` or their text; anything else is refused, not rounded."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text.isascii() and text.isdigit() and len(text) < 20:
+            return int(text)
+        try:
+            value = int(text) if len(text) < 20 else float(text)
+        except ValueError:
+            try:
+                value = float(text)
+            except ValueError:
+                value = text
+        if isinstance(value, int):
+            return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    shown = f"{value!r}"
+    shown = shown if len(shown) <= 40 else shown[:37] + "..."
+    raise ProblemError(f"{name} is {shown}; it must be an integer that fits in 63 bits")
