@@ -58,4 +58,4 @@ def tolerance(operand: str, result: str, reduction: int) -> float:
     store = dtype(result).unit_roundoff
     accumulate = dtype(dtype(operand).accumulator).unit_roundoff
     rounding = dtype(operand).unit_roundoff if operand == "tf32" else 0.0
-    return 8 * (accumulate * max(1.0, reduction**0.5) + store + rounding)
+    return 8 * (accumulate * max(1.0, float(reduction) ** 0.5) + store + rounding)

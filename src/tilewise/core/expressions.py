@@ -148,9 +148,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return _BINARY[type(binary)](a, b)
         case ast.Compare(left=left, ops=ops, comparators=others):
             a = _evaluate(left, values)
-            for op, other in zip(ops, others, strict=True):
+            for comparison, other in zip(ops, others, strict=True):
                 b = _evaluate(other, values)
-                if not _COMPARE[type(op)](a, b):
+                if not _COMPARE[type(comparison)](a, b):
                     return False
                 a = b
             return True

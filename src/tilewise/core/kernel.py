@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
+from tilewise.core.arch import Arch
 from tilewise.core.identity import digest
 from tilewise.errors import KernelError
 
@@ -45,6 +46,15 @@ class Kernel(ABC):
     def space(cls) -> dict[str, tuple[Value, ...]]:
         """Every trait with every value worth building."""
         return {f.name: f.metadata["choices"] for f in cls.traits()}
+
+    @classmethod
+    def is_dead_end(cls, values: Mapping[str, Any], arch: Arch) -> bool:
+        """Whether no kernel with these trait values is legal on `arch`.
+
+        `values` holds the first traits only, in order: a kind of kernel whose space is far larger
+        than its legal part cuts whole branches here, by the same rules that judge a kernel.
+        """
+        return False
 
     def check_choices(self) -> None:
         """Raises where a text or flag trait is outside its choices; numbers are free."""
