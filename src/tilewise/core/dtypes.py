@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 from tilewise.errors import ProblemError
 
@@ -58,4 +59,4 @@ def tolerance(operand: str, result: str, reduction: int) -> float:
     store = dtype(result).unit_roundoff
     accumulate = dtype(dtype(operand).accumulator).unit_roundoff
     rounding = dtype(operand).unit_roundoff if operand == "tf32" else 0.0
-    return 8 * (accumulate * max(1.0, float(reduction) ** 0.5) + store + rounding)
+    return 8 * (accumulate * max(1.0, sqrt(reduction)) + store + rounding)

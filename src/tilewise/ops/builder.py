@@ -170,7 +170,7 @@ def _expand_block(
     found: list[Kernel] = []
     for values in _combinations(kind, choices, fixed, arch, result, at):
         try:
-            found.append(kind(**values, **fixed))
+            found.append(kind(**values))
         except KernelError:
             result.impossible += 1
     if block.get("filter"):
@@ -213,13 +213,13 @@ def _combinations(
             return
         for value in choices[names[level]]:
             values[names[level]] = value
-            if kind.is_dead_end({**values, **fixed}, arch):
+            if kind.is_dead_end(values, arch):
                 result.impossible += below[level + 1]
             else:
                 yield from descend(level + 1, values)
         del values[names[level]]
 
-    yield from descend(0, {})
+    yield from descend(0, dict(fixed))
 
 
 def _choices(
