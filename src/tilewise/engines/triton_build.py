@@ -1,0 +1,199 @@
+"""Compiles Triton and Gluon sources for any GPU, here or in worker processes."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from os import cpu_count
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.engines.contract import Build, Resources
+from tilewise.errors import BuildError
+from tilewise.ops.contract import get_op
+from tilewise.ops.launch import Source
+
+REGISTER_COUNT = 0x2F
+FRAME_SIZE = 0x11
+"""Attributes of a cubin's `.nv.info` section."""
+
+
+def launch_module(op: str) -> Any:
+    """The module that says how the op's GPU kernels are compiled and called."""
+    return import_module(f"tilewise.ops.{get_op(op).folder.name}.launch")
+
+
+def compile_source(source: Source, arch: Arch) -> Any:
+    """Triton's compiled kernel; Triton's own cache makes a second call cheap."""
+    import triton
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    function = getattr(import_module(source.module), source.function)
+    signature = {name: source.signature.get(name, "constexpr") for name in function.arg_names}
+    attributes = {
+        (function.arg_names.index(name),): [["tt.divisibility", factor]]
+        for name, factor in source.divisible.items()
+    }
+    kind = GluonASTSource if source.is_gluon else ASTSource
+    options = {name: value for name, value in source.options.items() if value is not None}
+    return triton.compile(
+        kind(function, signature, source.constants, attributes),
+        target=target_of(arch),
+        options=options,
+    )
+
+
+def target_of(arch: Arch) -> Any:
+    """The architecture as Triton names it."""
+    from triton.backends.compiler import GPUTarget
+
+    if arch.vendor == "nvidia":
+        return GPUTarget("cuda", int(arch.name.removeprefix("sm_")), arch.warp_size)
+    return GPUTarget("hip", arch.name, arch.warp_size)
+
+
+def resources_of(compiled: Any, arch: Arch) -> Resources:
+    """Registers, spilled bytes and shared memory, read from the compiled object."""
+    threads = compiled.metadata.num_warps * arch.warp_size
+    if arch.vendor == "nvidia":
+        facts = dict(_cubin_attributes(compiled.asm["cubin"]))
+        registers, spills = facts.get(REGISTER_COUNT, 0), facts.get(FRAME_SIZE, 0)
+    else:
+        text = compiled.asm["amdgcn"]
+        registers = _amd_figure(text, "vgpr_count")
+        spills = 4 * (_amd_figure(text, "vgpr_spill_count") + _amd_figure(text, "sgpr_spill_count"))
+    return Resources(
+        registers=registers,
+        spills=spills,
+        smem_bytes=compiled.metadata.shared,
+        threads=threads,
+    )
+
+
+def _amd_figure(assembly: str, name: str) -> int:
+    found = re.search(rf"\.{name}:\s+(\d+)", assembly)
+    return int(found[1]) if found else 0
+
+
+def _cubin_attributes(cubin: bytes) -> Iterator[tuple[int, int]]:
+    """(attribute, value) pairs of the kernel, from the ELF section `.nv.info`."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_at = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [
+        struct.unpack_from("<IIQQQQ", cubin, table + index * size) for index in range(count)
+    ]
+    names = sections[names_at][4]
+    for name, _, _, _, offset, length in sections:
+        end = cubin.index(b"\0", names + name)
+        if cubin[names + name : end] == b".nv.info":
+            yield from _attributes(cubin[offset : offset + length])
+
+
+def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
+    at = 0
+    while at + 4 <= len(section):
+        form, attribute, size = struct.unpack_from("<BBH", section, at)
+        at += 4
+        if form == 4:  # the only form with a payload: here (symbol, value)
+            if size == 8:
+                yield attribute, struct.unpack_from("<II", section, at)[1]
+            at += size
+
+
+def over_limit(resources: Resources, arch: Arch) -> str:
+    """Which of the architecture's limits the kernel breaks, or nothing."""
+    if resources.smem_bytes > arch.smem_per_block_bytes:
+        return (
+            f"{resources.smem_bytes} bytes of shared memory; "
+            f"{arch.name} allows {arch.smem_per_block_bytes}"
+        )
+    if resources.threads > arch.max_threads_per_block:
+        return f"{resources.threads} threads; {arch.name} allows {arch.max_threads_per_block}"
+    if arch.vendor == "nvidia" and resources.registers * resources.threads > arch.registers_per_cu:
+        return f"{resources.registers} registers for each of {resources.threads} threads"
+    return ""
+
+
+def build_one(kernel: Kernel, arch: Arch) -> Build:
+    """Compiles the kernel for a problem of its usual kind."""
+    start = time.perf_counter()
+    module = launch_module(kernel.op)
+    finish = partial(Build, kernel=kernel)
+    try:
+        launch = module.launch(kernel, module.representative(kernel), arch)
+        compiled = compile_source(launch.source, arch)
+        resources = resources_of(compiled, arch)
+    except Exception as error:  # whatever the compiler raises is a fact about this kernel
+        message = f"{type(error).__name__}: {error}"
+        return finish(
+            status="compile_error", message=message, seconds=time.perf_counter() - start
+        )
+    seconds = time.perf_counter() - start
+    broken = over_limit(resources, arch)
+    return finish(
+        status="over_limit" if broken else "ok",
+        message=broken,
+        seconds=seconds,
+        resources=resources,
+    )
+
+
+def build_all(
+    kernels: Sequence[Kernel],
+    arch: Arch,
+    max_workers: int | None,
+    on_done: Callable[[Build], None] | None,
+) -> list[Build]:
+    """Compiles in worker processes; a crash of the compiler costs one kernel."""
+    done: dict[int, Build] = {}
+
+    def note(index: int, build: Build) -> None:
+        done[index] = build
+        if on_done:
+            on_done(build)
+
+    waiting = list(range(len(kernels)))
+    workers = min(max_workers or cpu_count() or 1, max(1, len(waiting)))
+    if workers == 1 and len(waiting) == 1:
+        note(0, build_one(kernels[0], arch))
+        return [done[0]]
+    while waiting:
+        _build_batch([(i, kernels[i]) for i in waiting], arch, workers, note)
+        left = [i for i in waiting if i not in done]
+        if left == waiting and workers == 1:
+            note(left[0], Build(kernel=kernels[left[0]], status="compile_error", message="crashed"))
+            left = left[1:]
+        # One at a time after a crash, so that the next one names its culprit.
+        waiting, workers = left, 1
+    return [done[i] for i in range(len(kernels))]
+
+
+def _build_batch(
+    jobs: Sequence[tuple[int, Kernel]], arch: Arch, workers: int, note: Callable[[int, Build], None]
+) -> None:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[Build], int] = {
+            pool.submit(build_one, kernel, arch): index for index, kernel in jobs
+        }
+        for future in as_completed(futures):
+            try:
+                note(futures[future], future.result())
+            except BrokenProcessPool:
+                continue
+
+
+def compile_or_raise(source: Source, arch: Arch, name: str) -> Any:
+    """The compiled kernel; the compiler's refusal as a BuildError."""
+    try:
+        return compile_source(source, arch)
+    except Exception as error:
+        raise BuildError(f"{name} does not compile for {arch.name}", log=str(error)) from error

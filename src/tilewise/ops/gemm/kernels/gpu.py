@@ -1,0 +1,228 @@
+"""GEMM kernels for GPUs, in Triton and in Gluon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
+from tilewise.core.kernel import Kernel, trait
+from tilewise.core.problem import Problem
+from tilewise.errors import KernelError
+from tilewise.ops.gemm.problem import GemmProblem
+
+FAMILIES = ("pointer", "splitk", "streamk", "skinny", "gemv", "tma", "ws", "pingpong")
+HOPPER_FAMILIES = ("tma", "ws", "pingpong")
+"""They copy tiles with the tensor memory accelerator."""
+STREAM_FAMILIES = ("streamk", "ws")
+SPLIT_FAMILIES = ("splitk", "skinny", "gemv", "ws")
+DTYPES = ("bf16", "fp16", "fp8", "bf8", "int8", "tf32", "fp32")
+MAX_GEMV_VECTORS = 4
+MAX_SWAPPED_ROWS = 128
+RESERVED_SMEM = 1024
+"""What the system keeps of shared memory for every block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonGemmKernel(Kernel):
+    """One Triton or Gluon GEMM; tile sizes are in elements of C and of the reduction.
+
+    `pointer` loads through pointers; `splitk` cuts the reduction; `streamk` hands out equal shares
+    of all steps; `skinny` puts the longer of M and N on the matrix unit's rows; `gemv` uses vector
+    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` from a warp of its own,
+    and `pingpong` has two groups of math warps take turns.
+    """
+
+    engine: ClassVar[str] = "triton"
+
+    family: str = trait("", FAMILIES, doc="how tiles are fetched and work is handed out")
+    dtype: str = trait("", DTYPES, doc="operand type")
+    tile_m: int = trait("m", (16, 32, 64, 128, 256))
+    tile_n: int = trait("n", (16, 32, 64, 128, 256))
+    tile_k: int = trait("k", (16, 32, 64, 128, 256, 512, 1024, 2048))
+    warps: int = trait("w", (4, 8), default=4, doc="math warps of a block")
+    stages: int = trait("s", (1, 2, 3, 4, 5, 6), default=3, doc="tiles in flight")
+    split_k: int = trait("z", (1, 2, 3, 4, 6, 8, 16), default=1, doc="slices of the reduction")
+    group_m: int = trait("g", (1, 4, 8, 16), default=8, doc="tile rows walked together")
+    blocks: int = trait("b", (1, 2, 3, 4), default=1, doc="blocks a multiprocessor holds")
+    swap: bool = trait("swap", (False, True), default=False, doc="computes the transpose")
+    stream: bool = trait("stream", (False, True), default=False, doc="stream-K within `ws`")
+    atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
+
+    def __post_init__(self) -> None:
+        self.check_choices()
+        for name in ("tile_m", "tile_n", "tile_k", "warps"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise KernelError(f"{name} is {value}; it must be a power of two")
+        if min(self.stages, self.split_k, self.group_m, self.blocks) < 1:
+            raise KernelError("stages, split_k, group_m and blocks must be at least 1")
+        if self.split_k > 1 and self.family not in SPLIT_FAMILIES:
+            raise KernelError(f"{self.family} kernels do not split; use split_k=1")
+        if self.stream and (self.family != "ws" or self.split_k > 1):
+            raise KernelError("stream is for ws kernels with split_k=1")
+        if self.atomic and not (self.family in ("splitk", "skinny") and self.split_k > 1):
+            raise KernelError("atomic is for splitk and skinny kernels with split_k above 1")
+        if self.swap and self.family not in ("ws", "pingpong"):
+            raise KernelError("swap is for ws and pingpong; skinny and gemv swap by themselves")
+
+    @property
+    def op(self) -> str:
+        return "gemm"
+
+    @classmethod
+    def only_op(cls) -> str:
+        return "gemm"
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Block sizes (m, n, k)."""
+        return self.tile_m, self.tile_n, self.tile_k
+
+    @property
+    def is_deterministic(self) -> bool:
+        return not self.atomic
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether programs take equal shares of all steps."""
+        return self.stream or self.family == "streamk"
+
+    def swaps(self, problem: GemmProblem) -> bool:
+        """Whether it computes the transpose of C, B's columns being the tile's rows."""
+        if self.family in ("skinny", "gemv"):
+            return problem.m < problem.n
+        return self.swap
+
+    def tiles(self, problem: GemmProblem) -> tuple[int, int]:
+        """How many tiles C is cut into, down and across, as the kernel sees it."""
+        m, n = (problem.n, problem.m) if self.swaps(problem) else (problem.m, problem.n)
+        return -(-m // self.tile_m), -(-n // self.tile_n)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return (self.tile_m + self.tile_n) * self.tile_k * element(self.dtype).bytes
+
+
+def staging(kernel: TritonGemmKernel, out_bytes: int, arch: Arch) -> tuple[int, int] | None:
+    """(parts, buffers) of the shared memory a tile of C passes through, or None if none fits.
+
+    A whole tile drains while the next is computed; less memory means more, smaller parts.
+    """
+    rings = 2 if kernel.family == "pingpong" else 1
+    room = min(arch.smem_per_block_bytes, arch.smem_bytes // kernel.blocks - RESERVED_SMEM)
+    room -= kernel.stages * (kernel.stage_bytes + 16) + 512
+    whole = kernel.tile_m * kernel.tile_n * out_bytes * rings
+    for parts, buffers in ((1, 1), (4, 2), (2, 1), (8, 2), (4, 1), (8, 1)):
+        if kernel.tile_n // parts >= min(16, kernel.tile_n) and whole * buffers // parts <= room:
+            return parts, buffers
+    return None
+
+
+def why_unusable(kernel: TritonGemmKernel, problem: Problem | None, arch: Arch) -> str | None:
+    """The first rule that keeps the kernel from the problem on the arch, or None."""
+    reason = _why_not_on(kernel, arch)
+    if reason or problem is None:
+        return reason
+    assert isinstance(problem, GemmProblem)
+    return _why_not_for(kernel, problem, arch)
+
+
+def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
+    if arch.kind != "gpu":
+        return f"{arch.name} is not a GPU"
+    if kernel.dtype not in arch.peak_tflops:
+        return f"{arch.name} has no arithmetic in {kernel.dtype}"
+    if kernel.family in HOPPER_FAMILIES and not (arch.has("tma") and arch.has("wgmma")):
+        return f"{arch.name} has no tensor memory accelerator with warpgroup products"
+    threads = kernel.warps * arch.warp_size
+    if threads > arch.max_threads_per_block:
+        return f"{threads} threads; {arch.name} allows {arch.max_threads_per_block} per block"
+    if kernel.family == "gemv":
+        return None
+    accumulators = kernel.tile_m * kernel.tile_n // threads
+    most = arch.max_registers_per_thread * 9 // 16
+    if accumulators > most:
+        return f"{accumulators} accumulators per thread; at most {most} leave room for the rest"
+    if kernel.tile_k * element(kernel.dtype).bytes < 32:
+        return "a step is shorter than the matrix unit's own"
+    if kernel.family in ("ws", "pingpong"):
+        return _why_not_specialised(kernel, arch)
+    return _why_not_pipelined(kernel, arch)
+
+
+def _why_not_specialised(kernel: TritonGemmKernel, arch: Arch) -> str | None:
+    if kernel.dtype == "fp32":
+        return "warpgroup products have no exact fp32"
+    if kernel.tile_m % (16 * kernel.warps):
+        return f"tile_m must be a multiple of 16 rows for each of {kernel.warps} warps"
+    if kernel.family == "pingpong" and kernel.warps != 4:
+        return "each of the two groups has 4 warps"
+    if kernel.warps > 4 and kernel.blocks > 1:
+        return "two groups of math warps fill a multiprocessor's registers"
+    room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
+    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps) > room:
+        return f"{kernel.blocks} blocks leave {room} accumulators per thread"
+    room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
+    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps) > room:
+        return f"{kernel.blocks} blocks leave {room} accumulators per thread"
+    if staging(kernel, 2, arch) is None:
+        return f"{kernel.stages} stages of {kernel.stage_bytes} bytes do not fit in shared memory"
+    return None
+
+
+def _why_not_pipelined(kernel: TritonGemmKernel, arch: Arch) -> str | None:
+    # AMD GPUs hold the newest stage in registers; NVIDIA ones copy straight to shared memory.
+    held = max(1, kernel.stages - (0 if arch.has("cp_async") else 1))
+    if held * kernel.stage_bytes > arch.smem_per_block_bytes:
+        return f"{held} stages of {kernel.stage_bytes} bytes do not fit in shared memory"
+    return None
+
+
+def _why_not_for(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> str | None:
+    p = problem
+    if p.dtype != kernel.dtype:
+        return f"it multiplies {kernel.dtype}, not {p.dtype}"
+    if p.is_empty:
+        return "there is nothing to compute"
+    if max(p.m, p.n, p.k) >= 2**31 - 2048 or p.batch >= 2**16:
+        return "a size does not fit in 31 bits (the batch: in 16)"
+    if p.split_k > 1 and kernel.split_k != p.split_k:
+        return f"it cuts the reduction in {kernel.split_k}, not in {p.split_k}"
+    rows, columns = kernel.tiles(p)
+    if rows * columns * p.batch * kernel.split_k >= 2**31:
+        return "the tiles cannot be counted in 31 bits"
+    if kernel.split_k > 1:
+        if kernel.split_k > -(-p.k // kernel.tile_k):
+            return f"K={p.k} has fewer steps of {kernel.tile_k} than slices"
+        if rows * columns * p.batch > 2 * arch.compute_units * kernel.blocks:
+            return "there are enough tiles without cutting the reduction"
+    if kernel.is_streaming and rows * columns * p.batch * -(-p.k // kernel.tile_k) >= 2**31:
+        return "the steps cannot be counted in 31 bits"
+    if kernel.family == "gemv" and (min(p.m, p.n) > MAX_GEMV_VECTORS or p.dtype == "int8"):
+        return f"min(M, N) is {min(p.m, p.n)} in {p.dtype}; gemv takes up to {MAX_GEMV_VECTORS}"
+    if kernel.family == "skinny" and min(p.m, p.n) > kernel.tile_n:
+        return f"min(M, N) is {min(p.m, p.n)}, above tile_n={kernel.tile_n}"
+    if kernel.swap and p.m > MAX_SWAPPED_ROWS:
+        return f"swapping pays for few rows; M={p.m} is above {MAX_SWAPPED_ROWS}"
+    if kernel.family in HOPPER_FAMILIES:
+        return _why_not_copied(kernel, p)
+    return None
+
+
+def _why_not_copied(kernel: TritonGemmKernel, problem: GemmProblem) -> str | None:
+    p = problem
+    size = element(p.dtype).bytes
+    for name, order, extent in (
+        ("A", p.layout[0], p.k if p.layout[0] == "r" else p.m),
+        ("B", p.layout[1], p.n if p.layout[1] == "r" else p.k),
+    ):
+        if extent * size % 16:
+            return f"{name} ({order}) has rows of {extent * size} bytes; TMA needs multiples of 16"
+    if size != 2 and p.layout != "rcr":
+        return f"in {p.dtype} warpgroup products need both operands along K (layout rcr)"
+    if kernel.family == "tma" and p.batch > 1:
+        return "tma kernels take one product at a time"
+    return None

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: MIT
+"""GEMM kernels in Triton: pointer loads for any stride and any GPU, TMA for Hopper.
+
+Strides are in elements. A row-major operand has a constant 1 as its column stride, which is what
+lets the compiler load 16 bytes at a time. Cut tiles (SPLIT > 1, stream-K) leave fp32 partial sums
+in `work`; whoever arrives last at a tile adds them in a fixed order, or, with ATOMIC, reads the
+sum that the others have added up in memory.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Batch, row and column of a tile; GROUP_M rows are walked together for the sake of L2."""
+    per_batch = tiles_m * tiles_n
+    batch = tile // per_batch
+    tile = tile - batch * per_batch
+    width = GROUP_M * tiles_n
+    group = tile // width
+    first = group * GROUP_M
+    rows = tl.minimum(tiles_m - first, GROUP_M)
+    inside = tile - group * width
+    return batch, first + inside % rows, inside // rows
+
+
+@triton.jit
+def share(steps, SPLIT: tl.constexpr, part):
+    """First step and number of steps of one of SPLIT slices."""
+    each = steps // SPLIT
+    more = steps - each * SPLIT
+    return part * each + tl.minimum(part, more), each + (part < more).to(tl.int32)
+
+
+@triton.jit
+def multiply(
+    a_ptr, b_ptr, batch, row, col, first, count, M, N, K,
+    a_batch, a_row, a_col, b_batch, b_row, b_col,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, A_COL: tl.constexpr,
+    B_ROW: tl.constexpr, EVEN_K: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sum of `count` steps of one tile.
+
+    Rows past the end are clamped where rows are far apart in memory, and masked where they are
+    neighbours, as clamping would break up wide loads. What is read too much is never stored.
+    """
+    m = row * BM + tl.arange(0, BM)
+    n = col * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    if not A_COL:
+        m = tl.minimum(m, M - 1)
+    if B_ROW:
+        n_safe = n
+    else:
+        n_safe = tl.minimum(n, N - 1)
+    start = first.to(tl.int64) * BK
+    a_at = a_ptr + batch.to(tl.int64) * a_batch + start * a_col
+    b_at = b_ptr + batch.to(tl.int64) * b_batch + start * b_row
+    a_ptrs = a_at + (m.to(tl.int64) * a_row)[:, None] + (k * a_col)[None, :]
+    b_ptrs = b_at + (k * b_row)[:, None] + (n_safe.to(tl.int64) * b_col)[None, :]
+    acc = tl.zeros((BM, BN), dtype=ACC)
+    for step in range(first, first + count):
+        if EVEN_K and not A_COL:
+            a = tl.load(a_ptrs)
+        elif EVEN_K:
+            a = tl.load(a_ptrs, mask=(m < M)[:, None], other=0)
+        elif A_COL:
+            a = tl.load(a_ptrs, mask=(m < M)[:, None] & (k < K - step * BK)[None, :], other=0)
+        else:
+            a = tl.load(a_ptrs, mask=(k < K - step * BK)[None, :], other=0)
+        if EVEN_K and not B_ROW:
+            b = tl.load(b_ptrs)
+        elif EVEN_K:
+            b = tl.load(b_ptrs, mask=(n < N)[None, :], other=0)
+        elif B_ROW:
+            b = tl.load(b_ptrs, mask=(n < N)[None, :] & (k < K - step * BK)[:, None], other=0)
+        else:
+            b = tl.load(b_ptrs, mask=(k < K - step * BK)[:, None], other=0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
+        a_ptrs += BK * a_col
+        b_ptrs += BK * b_row
+    return acc
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    if ACT == "relu":
+        return tl.maximum(x, 0.0)
+    elif ACT == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACT == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        return x
+
+
+@triton.jit
+def adjust(
+    acc, bias_ptr, a_scale_ptr, b_scale_ptr, m, n, M, N,
+    SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """The tile after scales, bias and activation."""
+    if SCALE == "tensor":
+        acc = acc * (tl.load(a_scale_ptr) * tl.load(b_scale_ptr))
+    elif SCALE == "row":
+        acc = acc * tl.load(a_scale_ptr + m, mask=m < M, other=0)[:, None]
+        acc = acc * tl.load(b_scale_ptr + n, mask=n < N, other=0)[None, :]
+    if bias_ptr is not None:
+        if SWAP:
+            acc = acc + tl.load(bias_ptr + m, mask=m < M, other=0)[:, None].to(tl.float32)
+        else:
+            acc = acc + tl.load(bias_ptr + n, mask=n < N, other=0)[None, :].to(tl.float32)
+    return activate(acc, ACT)
+
+
+@triton.jit
+def finish(
+    acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N, c_batch, c_row, c_col,
+    BM: tl.constexpr, BN: tl.constexpr, SWAP: tl.constexpr, SCALE: tl.constexpr,
+    ACT: tl.constexpr,
+):  # fmt: skip
+    """Scales, biases, activates and stores one finished tile."""
+    m = row * BM + tl.arange(0, BM)
+    n = col * BN + tl.arange(0, BN)
+    out = adjust(acc, bias_ptr, a_scale_ptr, b_scale_ptr, m, n, M, N, SWAP, SCALE, ACT)
+    at = c_ptr + batch.to(tl.int64) * c_batch
+    ptrs = at + (m.to(tl.int64) * c_row)[:, None] + (n.to(tl.int64) * c_col)[None, :]
+    tl.store(ptrs, out.to(c_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def leave_partial(
+    acc, work, flags, tile, own_slot, first_slot, last_slot, count, needed,
+    BM: tl.constexpr, BN: tl.constexpr, STREAM: tl.constexpr, ATOMIC: tl.constexpr,
+):  # fmt: skip
+    """Stores a partial sum; the last to arrive gets (True, the whole sum)."""
+    inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+    if ATOMIC:
+        tl.atomic_add(work + tile.to(tl.int64) * (BM * BN) + inside, acc, sem="relaxed")
+    else:
+        tl.store(work + own_slot.to(tl.int64) * (BM * BN) + inside, acc, cache_modifier=".cg")
+    tl.debug_barrier()
+    seen = tl.atomic_add(flags + tile, count, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    is_last = seen + count == needed
+    if is_last:
+        if ATOMIC:
+            # The sum goes back to zero so that the next launch finds it so.
+            at = work + tile.to(tl.int64) * (BM * BN) + inside
+            acc = tl.load(at, cache_modifier=".cg")
+            tl.store(at, tl.zeros((BM, BN), dtype=acc.dtype))
+        else:
+            # In stream-K a share closes inside a tile (odd slot) or opens inside one (even).
+            slot = 2 * first_slot + 1 if STREAM else first_slot
+            acc = tl.load(work + slot.to(tl.int64) * (BM * BN) + inside, cache_modifier=".cg")
+            for i in range(first_slot + 1, last_slot + 1):
+                slot = 2 * i if STREAM else i
+                acc += tl.load(work + slot.to(tl.int64) * (BM * BN) + inside, cache_modifier=".cg")
+        tl.store(flags + tile, 0)
+    return is_last, acc
+
+
+@triton.jit
+def gemm_pointer(
+    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
+    tiles_m, tiles_n, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT: tl.constexpr, ATOMIC: tl.constexpr, A_COL: tl.constexpr, B_ROW: tl.constexpr,
+    EVEN_K: tl.constexpr, SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile, or one of SPLIT slices of its reduction, per program."""
+    piece = tl.program_id(0)
+    tile = piece // SPLIT
+    first, count = share(tl.cdiv(K, BK), SPLIT, piece - tile * SPLIT)
+    batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+    acc = multiply(
+        a_ptr, b_ptr, batch, row, col, first, count, M, N, K, a_batch, a_row, a_col,
+        b_batch, b_row, b_col, BM, BN, BK, A_COL, B_ROW, EVEN_K, ACC, PRECISION,
+    )  # fmt: skip
+    if SPLIT > 1:
+        base = tile * SPLIT
+        is_whole, acc = leave_partial(
+            acc, work, flags, tile, piece, base, base + SPLIT - 1, 1, SPLIT, BM, BN, False, ATOMIC
+        )
+        if is_whole:
+            finish(
+                acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+                c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,
+            )  # fmt: skip
+    else:
+        finish(
+            acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+            c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def stream_start(program, total_steps, programs):
+    """Where a stream-K program's share begins."""
+    each = total_steps // programs
+    return program * each + tl.minimum(program, total_steps - each * programs)
+
+
+@triton.jit
+def stream_owner(step, total_steps, programs):
+    """The stream-K program that a step belongs to."""
+    each = total_steps // programs
+    more = total_steps - each * programs
+    border = more * (each + 1)
+    late = more + (step - border) // tl.maximum(each, 1)
+    return tl.where(step < border, step // (each + 1), late)
+
+
+@triton.jit
+def gemm_streamk(
+    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, tiles, stream_tiles,
+    tiles_m, tiles_n, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
+    A_COL: tl.constexpr, B_ROW: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
+    SCALE: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Equal shares of all steps of the first `stream_tiles` tiles, then whole tiles."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    steps = tl.cdiv(K, BK)
+    total = stream_tiles * steps
+    at = stream_start(program, total, programs)
+    end = stream_start(program + 1, total, programs)
+    piece = stream_tiles + program
+    while (at < end) | (piece < tiles):
+        streaming = at < end
+        tile = tl.where(streaming, at // steps, piece)
+        first = tl.where(streaming, at - tile * steps, 0)
+        count = tl.where(streaming, tl.minimum(steps - first, end - at), steps)
+        at += tl.where(streaming, count, 0)
+        piece += tl.where(streaming, 0, programs)
+        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+        acc = multiply(
+            a_ptr, b_ptr, batch, row, col, first, count, M, N, K, a_batch, a_row, a_col,
+            b_batch, b_row, b_col, BM, BN, BK, A_COL, B_ROW, EVEN_K, ACC, PRECISION,
+        )  # fmt: skip
+        is_whole = count == steps
+        if not is_whole:
+            own = 2 * program + (first == 0).to(tl.int32)
+            opens = stream_owner(tile * steps, total, programs)
+            closes = stream_owner(tile * steps + steps - 1, total, programs)
+            is_whole, acc = leave_partial(
+                acc, work, flags, tile, own, opens, closes, count, steps, BM, BN, True, False
+            )
+        if is_whole:
+            finish(
+                acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+                c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,
+            )  # fmt: skip
+
+
+@triton.jit
+def gemm_tma(
+    ad, bd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, tiles, tiles_m, tiles_n, steps, M, N,
+    c_batch, c_row, c_col,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
+    A_ROW: tl.constexpr, B_ROW: tl.constexpr, SWAP: tl.constexpr, SCALE: tl.constexpr,
+    ACT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Persistent programs that load by TMA, every warp multiplying."""
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+        acc = tl.zeros((BM, BN), dtype=ACC)
+        for step in range(steps):
+            if A_ROW:
+                a = ad.load([row * BM, step * BK])
+            else:
+                a = ad.load([step * BK, row * BM]).T
+            if B_ROW:
+                b = bd.load([step * BK, col * BN])
+            else:
+                b = bd.load([col * BN, step * BK]).T
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
+        finish(
+            acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+            c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def gemv_vector(x_ptr, vector, x_row, x_col, k, K, VECTORS: tl.constexpr):
+    """One of the short operand's rows, in fp32; rows that do not exist read as zero."""
+    if vector < VECTORS:
+        return tl.load(x_ptr + vector * x_row + k * x_col, mask=k < K, other=0).to(tl.float32)
+    else:
+        return k.to(tl.float32) * 0.0
+
+
+@triton.jit
+def gemv_store(
+    total, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, vector, M, c_row, c_col,
+    SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    if SCALE == "tensor":
+        total = total * (tl.load(a_scale_ptr) * tl.load(b_scale_ptr))
+    elif SCALE == "row":
+        total = total * tl.load(a_scale_ptr + m, mask=m < M, other=0)
+        total = total * tl.load(b_scale_ptr + vector)
+    if bias_ptr is not None:
+        if SWAP:
+            total = total + tl.load(bias_ptr + m, mask=m < M, other=0).to(tl.float32)
+        else:
+            total = total + tl.load(bias_ptr + vector).to(tl.float32)
+    out = activate(total, ACT).to(c_ptr.dtype.element_ty)
+    tl.store(c_ptr + m.to(tl.int64) * c_row + vector * c_col, out, mask=m < M)
+
+
+@triton.jit
+def gemv(
+    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
+    M, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col,
+    VECTORS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """A tall matrix times one, two or four vectors, at the speed of memory.
+
+    Products are added lane by lane and folded once at the end: the loop is loads and FMAs only.
+    """
+    piece = tl.program_id(0)
+    tile = piece // SPLIT
+    part = piece - tile * SPLIT
+    batch = tl.program_id(1).to(tl.int64)
+    first, count = share(tl.cdiv(K, BK), SPLIT, part)
+    m = tile * BM + tl.arange(0, BM)
+    lane = tl.arange(0, BK)
+    rows = a_ptr + batch * a_batch + (m.to(tl.int64) * a_row)[:, None]
+    x_ptr = b_ptr + batch * b_batch
+    acc0 = tl.zeros((BM, BK), dtype=tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    for step in range(first, first + count):
+        k = step * BK + lane
+        inside = (m < M)[:, None] & (k < K)[None, :]
+        a = tl.load(rows + (k * a_col)[None, :], mask=inside, other=0).to(tl.float32)
+        acc0 += a * gemv_vector(x_ptr, 0, b_col, b_row, k, K, VECTORS)[None, :]
+        if VECTORS > 1:
+            acc1 += a * gemv_vector(x_ptr, 1, b_col, b_row, k, K, VECTORS)[None, :]
+        if VECTORS > 2:
+            acc2 += a * gemv_vector(x_ptr, 2, b_col, b_row, k, K, VECTORS)[None, :]
+        if VECTORS > 3:
+            acc3 += a * gemv_vector(x_ptr, 3, b_col, b_row, k, K, VECTORS)[None, :]
+    c_ptr += batch * c_batch
+    is_whole = True
+    sum0 = tl.sum(acc0, 1)
+    sum1 = tl.sum(acc1, 1)
+    sum2 = tl.sum(acc2, 1)
+    sum3 = tl.sum(acc3, 1)
+    if SPLIT > 1:
+        programs = tl.num_programs(0) // SPLIT
+        flag = flags + batch * programs + tile
+        work += (batch * programs + tile) * (SPLIT * VECTORS * BM) + tl.arange(0, BM)
+        own = work + part * (VECTORS * BM)
+        tl.store(own, sum0, cache_modifier=".cg")
+        if VECTORS > 1:
+            tl.store(own + BM, sum1, cache_modifier=".cg")
+        if VECTORS > 2:
+            tl.store(own + 2 * BM, sum2, cache_modifier=".cg")
+        if VECTORS > 3:
+            tl.store(own + 3 * BM, sum3, cache_modifier=".cg")
+        tl.debug_barrier()
+        is_whole = tl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+        tl.debug_barrier()
+        if is_whole:
+            sum0 = tl.zeros((BM,), dtype=tl.float32)
+            sum1 = sum0
+            sum2 = sum0
+            sum3 = sum0
+            for i in range(SPLIT):
+                at = work + i * (VECTORS * BM)
+                sum0 += tl.load(at, cache_modifier=".cg")
+                if VECTORS > 1:
+                    sum1 += tl.load(at + BM, cache_modifier=".cg")
+                if VECTORS > 2:
+                    sum2 += tl.load(at + 2 * BM, cache_modifier=".cg")
+                if VECTORS > 3:
+                    sum3 += tl.load(at + 3 * BM, cache_modifier=".cg")
+            tl.store(flag, 0)
+    if is_whole:
+        gemv_store(
+            sum0, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 0, M, c_row, c_col, SWAP, SCALE, ACT
+        )
+        if VECTORS > 1:
+            gemv_store(
+                sum1, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 1, M, c_row, c_col,
+                SWAP, SCALE, ACT,
+            )  # fmt: skip
+        if VECTORS > 2:
+            gemv_store(
+                sum2, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 2, M, c_row, c_col,
+                SWAP, SCALE, ACT,
+            )  # fmt: skip
+        if VECTORS > 3:
+            gemv_store(
+                sum3, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 3, M, c_row, c_col,
+                SWAP, SCALE, ACT,
+            )  # fmt: skip
