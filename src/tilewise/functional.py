@@ -16,9 +16,9 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_input_gradient", "conv_weight_gra
 def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Any:
     """The product of [M, K] by [K, N], or of [batch, M, K] by [batch, K, N]."""
     if _wants_gradient(a, b, out):
-        from tilewise.torch_ops import Matmul
+        from tilewise.torch_ops import differentiable_matmul
 
-        return Matmul.apply(a, b)
+        return differentiable_matmul(a, b)
     return run_matmul(a, b, out=out, deterministic=deterministic)
 
 
@@ -55,9 +55,9 @@ def _convolve(rank: int, x: Any, w: Any, out: Any, layer: dict[str, Any]) -> Any
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
     problem = infer(x, w, **layer)
     if _wants_gradient(x, w, out):
-        from tilewise.torch_ops import Convolution
+        from tilewise.torch_ops import differentiable_conv
 
-        return Convolution.apply(x, w, problem)
+        return differentiable_conv(x, w, problem)
     return run_conv(problem, x, w, out)
 
 

@@ -49,3 +49,15 @@ class Convolution(torch.autograd.Function):
         dx = run_conv(data, dy, w) if ctx.needs_input_grad[0] else None
         dw = run_conv(weight, x, dy) if ctx.needs_input_grad[1] else None
         return dx, dw, None
+
+
+def differentiable_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`a @ b`, remembered for the backward pass."""
+    result: torch.Tensor = Matmul.apply(a, b)  # type: ignore[no-untyped-call]
+    return result
+
+
+def differentiable_conv(x: torch.Tensor, w: torch.Tensor, problem: ConvProblem) -> torch.Tensor:
+    """A convolution, remembered for the backward pass."""
+    result: torch.Tensor = Convolution.apply(x, w, problem)  # type: ignore[no-untyped-call]
+    return result

@@ -6,25 +6,31 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def main() -> None:
     """Runs the command line; every expected error becomes one clear message on stderr."""
-    import click
+    import typer
 
     from tilewise.cli.app import app
     from tilewise.errors import InputError, TilewiseError
 
+    # typer carries a click of its own or uses the installed one, depending on its version.
+    usage_error: Any = typer.BadParameter.__bases__[0]
     try:
         code = app(standalone_mode=False)
-    except (click.ClickException, TilewiseError) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        sys.stderr.write(f"tilewise: {message}\n")
-        bad_input = isinstance(error, InputError | click.UsageError | click.BadParameter)
-        raise SystemExit(2 if bad_input else 1) from None
-    except (click.Abort, KeyboardInterrupt):
-        sys.stderr.write("tilewise: stopped\n")
-        raise SystemExit(130) from None
+    except usage_error as error:
+        _fail(error.format_message(), 2)
+    except TilewiseError as error:
+        _fail(str(error), 2 if isinstance(error, InputError) else 1)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("stopped", 130)
     except BrokenPipeError:
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"tilewise: {message}\n")
+    raise SystemExit(code)

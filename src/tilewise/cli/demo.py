@@ -14,6 +14,7 @@ import typer
 from tilewise.cli.build import compile_all
 from tilewise.cli.console import JsonFlag, emit, err, out, table
 from tilewise.core.dtypes import tolerance
+from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_registry
 from tilewise.dispatch.registry import Registry
@@ -41,7 +42,15 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "weight gradient": ConvProblem(
         direction="bwd_weight",
-        **{"n": 4, "c": 64, "k": 64, "h": 28, "w": 28, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1},
+        n=4,
+        c=64,
+        k=64,
+        h=28,
+        w=28,
+        y=3,
+        x=3,
+        pad_h=1,
+        pad_w=1,
         layout="nchw",
     ),
 }
@@ -65,7 +74,7 @@ def demo(as_json: JsonFlag = False) -> None:
     """Generates, compiles, chooses, runs and checks kernels on this machine's CPU."""
     arch = detect("cpu")
     registries = {op: default_registry(op, arch) for op in {p.op for p in PROBLEMS.values()}}
-    wanted = {}
+    wanted: dict[Kernel, None] = {}
     for problem in PROBLEMS.values():
         for ranked in registries[problem.op].select(problem).ranking[:CANDIDATES]:
             wanted[ranked.kernel] = None
@@ -126,7 +135,7 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
 def _gflops(problem: Problem, call: Callable[[], Any], seconds: float = 0.15) -> float:
     """The median speed over about `seconds` of calls, after a warm-up."""
     call()
-    times = []
+    times: list[float] = []
     stop = time.perf_counter() + seconds
     while len(times) < 5 or (time.perf_counter() < stop and len(times) < 10_000):
         started = time.perf_counter()

@@ -141,5 +141,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             raise TensorError(
                 f"NumPy has no {name}; install ml_dtypes or pass PyTorch tensors"
             ) from None
-        return np.dtype(getattr(ml_dtypes, known))
-    return np.dtype(known)
+        known = getattr(ml_dtypes, known)
+    found: np.dtype[Any] = np.dtype(known)
+    return found

@@ -42,7 +42,8 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
             f"{len(tensors)} were given"
         )
     shapes, storages = op.shapes(problem), op.storage(problem)
-    ready, copied = [], []
+    ready: list[Any] = []
+    copied: list[str] = []
     for name, tensor, shape, storage in zip(op.operands, tensors, shapes, storages, strict=False):
         fitted = _squeeze(name, tensor, shape)
         seen = view(fitted)
@@ -53,7 +54,8 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
                 "move them to one device"
             )
         if not storage.holds(seen):
-            fitted, copied = stored_copy(fitted, storage), [*copied, name]
+            fitted = stored_copy(fitted, storage)
+            copied.append(name)
         ready.append(fitted)
     if out is None:
         made = empty(tensors[0], shapes[-1], problem.out_dtype, storages[-1])

@@ -13,4 +13,5 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def reference(problem: GemmProblem, a: Array, b: Array) -> Array:
     """A B over logical [.., M, K] and [.., K, N] arrays."""
-    return np.matmul(a.astype(np.float64), b.astype(np.float64))
+    product: Array = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    return product

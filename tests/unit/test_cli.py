@@ -1,0 +1,81 @@
+"""The command line: JSON on stdout, one clear line on stderr, and honest exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def tilewise(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tilewise", *words], capture_output=True, text=True, timeout=120
+    )
+
+
+def shown(*words: str) -> object:
+    ran = tilewise(*words, "--json")
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_arch_commands() -> None:
+    names = {arch["name"] for arch in shown("arch", "list")}
+    assert {"gfx90a", "gfx942", "gfx950", "sm_80", "sm_90", "sm_100", "x86_avx2"} <= names
+    h200 = shown("arch", "show", "sm_90:H200")
+    assert h200["compute_units"] == 132
+    assert set(h200["sources"]) >= {"compute_units", "memory_gb_s", "l2_bytes"}
+    assert shown("arch", "detect")["compute_units"] >= 1
+
+
+def test_kernels_list_filter_export_and_check(tmp_path: Path) -> None:
+    everything = shown("kernels", "list", "--op", "gemm", "--arch", "x86_avx2", "--dtype", "fp32")
+    packed = shown(
+        *("kernels", "list", "--op", "gemm", "--arch", "x86_avx2", "--dtype", "fp32"),
+        *("--filter", "family == 'packed'"),
+    )
+    assert 0 < len(packed) < len(everything)
+    counted = shown("kernels", "count", "--op", "gemm", "--arch", "x86_avx2", "--dtype", "fp32")
+    assert counted["count"] == len(everything)
+    file = tmp_path / "kernels.json"
+    shown("kernels", "export", str(file), "--op", "gemm", "--arch", "x86_avx2")
+    checked = shown("kernels", "check", "--op", "gemm", "--arch", "x86_avx2", "--file", str(file))
+    assert checked["refused"] == {}
+    refused = tilewise("kernels", "check", "--op", "gemm", "--arch", "sm_90", packed[0]["name"])
+    assert refused.returncode == 1
+
+
+def test_rank_says_who_chose() -> None:
+    ranked = shown(
+        *("rank", "--op", "gemm", "--arch", "x86_avx2", "--dtype", "fp32"),
+        *("M=128", "N=1536", "K=7168"),
+    )
+    assert ranked["path"] in ("model", "analytic")
+    assert ranked["ranking"][0]["predicted_tflops"] > 0
+    assert len(ranked["ranking"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rank", "--op", "gemm", "M=1"], "gemm needs M N K"),
+        (["rank", "--op", "gemm", "M=1", "N=1", "K"], "'K' is not KEY=VALUE"),
+        (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "unknown keys"),
+        (["rank", "--op", "gem", "M=1"], "op 'gem' is unknown; use one of"),
+        (["rank", "--op", "gemm", "--arch", "sm_12", "M=1", "N=1", "K=1"], "'sm_12' is unknown"),
+        (["rank", "--op", "gemm", "--dtype", "fp3", "M=1", "N=1", "K=1"], "dtype is 'fp3'"),
+        (["kernels", "list", "--op", "gemm", "--filter", "__import__('os')"], "not allowed"),
+        (["kernels", "list", "--op", "gemm", "--filter", "famly == 'packed'"], "did you mean"),
+        (["arch", "show", "z80"], "unknown"),
+        (["no-such-verb"], "No such command"),
+    ],
+)
+def test_bad_input_is_two_and_one_clear_message(words: list[str], says: str) -> None:
+    ran = tilewise(*words)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert ran.stdout == ""
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
