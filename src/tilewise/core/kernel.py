@@ -129,6 +129,11 @@ class Kernel(ABC):
         return digest({"kernel": self.to_dict()})
 
     @property
+    def alignment(self) -> tuple[int, ...]:
+        """Multiples that the op's sizes must be of (m, n, k of a GEMM); empty where any will do."""
+        return ()
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether equal inputs give equal bits every time."""
         return True

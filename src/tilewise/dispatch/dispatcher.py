@@ -12,6 +12,7 @@ from typing import Any
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.dispatch.operands import Call, prepare
+from tilewise.dispatch.padding import aligned, copy_us, plan_for
 from tilewise.dispatch.registry import Registry
 from tilewise.engines import Plan, get_engine, is_foreign
 from tilewise.errors import BuildError, ExecutionError, NoKernelError, ProblemError
@@ -131,8 +132,9 @@ class Dispatcher:
         self, problem: Problem, deterministic: bool
     ) -> tuple[list[Kernel], dict[str, str]]:
         usable, rejected = [], {}
+        op = self.registry.op
         for kernel in self.registry.kernels:
-            why = self.registry.op.why_unusable(kernel, problem, self.registry.arch)
+            why = op.why_unusable(kernel, aligned(op, kernel, problem), self.registry.arch)
             build = self.registry.build_of(kernel)
             if why is None and build is not None and build.status != "ok":
                 why = f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
@@ -153,13 +155,30 @@ class Dispatcher:
                 notes.append(f"{ranker.path}: {why}")
                 continue
             # Vendor routines have no tiles to judge, so the analytic model leaves them to the end.
-            ranking = ranker.rank(problem, usable, self.registry.arch)
-            if ranker.path == "analytic":
-                ranking.sort(key=lambda r: r.kernel.engine == "vendor")
-            ranking.sort(key=lambda r: -self.registry.priority_of(r.kernel))
+            ranking = [
+                self._with_copies(problem, ranked)
+                for ranked in ranker.rank(problem, usable, self.registry.arch)
+            ]
+            is_last = ranker.path == "analytic"
+            ranking.sort(
+                key=lambda r: (
+                    -self.registry.priority_of(r.kernel),
+                    is_last and r.kernel.engine == "vendor",
+                    r.predicted_us,
+                )
+            )
             reason = f"fastest of {len(ranking)} by the {ranker.path} ranking"
             return ranking, ranker.path, "; ".join([reason, *notes])
         raise AssertionError("the analytic ranker is always fit")
+
+    def _with_copies(self, problem: Problem, ranked: Ranked) -> Ranked:
+        """The prediction with the cost of padding, where the kernel needs aligned sizes."""
+        larger = aligned(self.registry.op, ranked.kernel, problem)
+        extra = copy_us(problem, larger, self.registry.arch)
+        if not extra:
+            return ranked
+        us = ranked.predicted_us + extra
+        return Ranked(ranked.kernel, us, problem.flops / us / 1e6)
 
     def _prefer_built(self, ranking: Sequence[Ranked]) -> Ranked:
         best = ranking[0]
@@ -220,7 +239,9 @@ class Dispatcher:
                 self._tell_once(f"the {kernel.engine} engine cannot be used: {why}")
                 continue
             try:
-                plan = engine.plan(kernel, choice.problem, self.registry.arch)
+                plan = plan_for(
+                    self.registry.op, engine, kernel, choice.problem, self.registry.arch
+                )
             except (BuildError, ExecutionError) as error:
                 failed.append(f"{kernel.name}: {str(error).splitlines()[0]}")
                 self._tell_once(f"skipping {kernel.name}: {error}")

@@ -41,6 +41,9 @@ class Op:
 
     Without a problem: whether the kernel could serve any problem on the arch.
     """
+    padded: Callable[[Any, tuple[int, ...]], Problem] | None = None
+    """`padded(problem, alignment)`: the smallest larger problem of aligned sizes, whose result
+    holds the smaller one's in its first corner when the operands are filled up with zeros."""
     reference: Callable[..., Any]
     """`reference(problem, *operands)` in float64 NumPy."""
 

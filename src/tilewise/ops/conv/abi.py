@@ -28,9 +28,7 @@ class Args(ctypes.Structure):
 def _args(problem: ConvProblem, addresses: Sequence[int | None], strides: Sequence[int]) -> Args:
     """`strides` holds (outer, channel, depth, height, width) of x, w and y in turn."""
     p = problem
-    x, w, y = (
-        (s[0], s[1], Vec3(*s[2:])) for s in (strides[i : i + 5] for i in range(0, 15, 5))
-    )
+    x, w, y = ((s[0], s[1], Vec3(*s[2:])) for s in (strides[i : i + 5] for i in range(0, 15, 5)))
     return Args(
         *(*addresses, None, None),
         *(p.n, p.c, p.k, p.g),

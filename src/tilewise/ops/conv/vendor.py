@@ -86,6 +86,5 @@ def _window(p: ConvProblem, at: tuple[int, ...]) -> tuple[slice, ...]:
     strides = (p.stride_d, p.stride_h, p.stride_w)
     counts = (p.out_d, p.out_h, p.out_w)
     return tuple(
-        slice(a, a + (n - 1) * s + 1, s)
-        for a, s, n in zip(starts, strides, counts, strict=True)
+        slice(a, a + (n - 1) * s + 1, s) for a, s, n in zip(starts, strides, counts, strict=True)
     )

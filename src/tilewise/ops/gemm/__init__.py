@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tilewise.ops.contract import Op
 from tilewise.ops.gemm.kernels import KERNEL_TYPES, why_unusable
-from tilewise.ops.gemm.problem import GemmProblem, shapes, storage
+from tilewise.ops.gemm.problem import GemmProblem, padded, shapes, storage
 from tilewise.ops.gemm.reference import reference
 
 OPS = (
@@ -15,6 +15,7 @@ OPS = (
         operands=("a", "b"),
         shapes=shapes,
         storage=storage,
+        padded=padded,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

@@ -27,7 +27,9 @@ def sizes(problem: GemmProblem) -> Args:
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.layout[0] == "r" else (1, m)
     b = (n, 1) if problem.layout[1] == "r" else (1, k)
-    return Args(None, None, None, None, None, problem.batch, m, n, k, m * k, *a, k * n, *b, m * n, n)
+    return Args(
+        None, None, None, None, None, problem.batch, m, n, k, m * k, *a, k * n, *b, m * n, n
+    )
 
 
 def fill(problem: GemmProblem, operands: Sequence[TensorView], out: TensorView) -> Args:

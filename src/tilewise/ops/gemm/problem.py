@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
@@ -74,6 +74,15 @@ def shapes(problem: GemmProblem) -> tuple[tuple[int, ...], ...]:
     p = problem
     batch = (p.batch,) if p.batch != 1 else ()
     return (*batch, p.m, p.k), (*batch, p.k, p.n), (*batch, p.m, p.n)
+
+
+def padded(problem: GemmProblem, alignment: tuple[int, ...]) -> GemmProblem:
+    """The smallest problem at least as large whose M, N and K are multiples of `alignment`."""
+    m, n, k = (
+        -(-size // least) * least
+        for size, least in zip((problem.m, problem.n, problem.k), alignment, strict=True)
+    )
+    return replace(problem, m=m, n=n, k=k)
 
 
 def storage(problem: GemmProblem) -> tuple[Storage, ...]:

@@ -19,7 +19,11 @@ _MODULES: list[Any] = [
 _RULES: dict[type[Kernel], Any] = {vendor.VendorKernel: vendor.why_unusable}
 for _module in _MODULES:
     for _value in vars(_module).values():
-        if isinstance(_value, type) and issubclass(_value, Kernel) and _value.__module__ == _module.__name__:
+        if (
+            isinstance(_value, type)
+            and issubclass(_value, Kernel)
+            and _value.__module__ == _module.__name__
+        ):
             _RULES[_value] = _module.why_unusable
 
 KERNEL_TYPES: tuple[type[Kernel], ...] = tuple(_RULES)
