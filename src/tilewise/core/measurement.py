@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from tilewise.core.identity import canonical_json, digest
@@ -143,10 +143,14 @@ class Setting:
     device: str
     toolchain: str
     policy: Policy
+    policy_key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy_key", self.policy.key)
 
     def key(self, problem_key: str, kernel_key: str) -> str:
         """The row key: the identity of one kernel on one problem in this setting."""
-        return row_key(problem_key, kernel_key, self.device, self.toolchain, self.policy.key)
+        return row_key(problem_key, kernel_key, self.device, self.toolchain, self.policy_key)
 
 
 def row_key(problem: str, kernel: str, device: str, toolchain: str, policy: str) -> str:
@@ -236,7 +240,7 @@ class Measurement:
             key=setting.key(problem_key, kernel_key),
             problem_key=problem_key,
             kernel_key=kernel_key,
-            policy_key=setting.policy.key,
+            policy_key=setting.policy_key,
             op=problem.op,
             dtype=problem.dtype,
             problem=canonical_json(problem.to_dict()),

@@ -1,0 +1,272 @@
+"""The inside of a worker: inputs, the reference, and one kernel after another put to the test."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import tolerance
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
+from tilewise.core.problem import Problem
+from tilewise.engines.contract import Engine, Plan
+from tilewise.engines.replay import ReplayPlan
+from tilewise.errors import BuildError
+from tilewise.sweep.timing import Timer, Timing, measure, measure_in_turn
+
+GUARD_BYTES = 4096
+"""Watched memory on both sides of the output; a kernel that writes there is wrong."""
+
+Launched = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one kernel inside a worker."""
+
+    status: str
+    message: str = ""
+    timing: Timing | None = None
+    rel_error: float | None = None
+    workspace_bytes: int | None = None
+    is_poisoned: bool = False
+    """Whether the worker can no longer be trusted."""
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {k: v for k, v in asdict(self).items() if v is not None and k != "timing"}
+        return {**values, **(asdict(self.timing) if self.timing else {})}
+
+
+class WrongResultError(Exception):
+    """A kernel's result or manners are wrong."""
+
+    def __init__(self, message: str, *, rel_error: float | None = None, is_poisoned: bool = False):
+        super().__init__(message)
+        self.rel_error = rel_error
+        self.is_poisoned = is_poisoned
+
+
+@dataclass(slots=True)
+class Workpiece:
+    """A problem laid out in memory: operands, a guarded output and what it must become."""
+
+    operands: tuple[Any, ...]
+    out: Any
+    stored: Any
+    """`out` as it lies in memory, flat."""
+    buffer: Any
+    """The bytes that `out` is cut from, guards included."""
+    expected: Any
+    """The reference, flat, in the memory order of `out`."""
+
+
+class Bench(ABC):
+    """Measures kernels on one device; remembers the last problem's inputs and reference."""
+
+    def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
+        self.arch = arch
+        self.policy = policy
+        self.engines = engines
+        self._held: tuple[Problem, Workpiece] | None = None
+
+    @property
+    @abstractmethod
+    def timer(self) -> Timer:
+        """The device's clock."""
+
+    @abstractmethod
+    def lay_out(self, problem: Problem) -> Workpiece:
+        """Seeded random inputs, the output's memory and the reference."""
+
+    @abstractmethod
+    def poison(self, piece: Workpiece) -> None:
+        """Fills the output with what no kernel computes, and its guards with a pattern."""
+
+    @abstractmethod
+    def errors(self, piece: Workpiece) -> tuple[float, float]:
+        """Relative error by norm, and largest single error over the largest expected value."""
+
+    @abstractmethod
+    def guards_hold(self, piece: Workpiece) -> bool:
+        """Whether the memory around the output is untouched."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for the device."""
+
+    @abstractmethod
+    def is_sound(self) -> bool:
+        """Whether the device still answers after a failure."""
+
+    def piece(self, problem: Problem) -> Workpiece:
+        """The problem laid out, from memory where it was the last one."""
+        if self._held is None or self._held[0] != problem:
+            self._held = None  # freed before the next is made
+            self._held = (problem, self.lay_out(problem))
+        return self._held[1]
+
+    def forget(self) -> None:
+        """Drops inputs and reference; the next kernel gets fresh ones."""
+        self._held = None
+
+    def plan(self, kernel: Kernel, problem: Problem) -> Plan:
+        return self.engines[kernel.engine].plan(kernel, problem, self.arch)
+
+    def run(self, kernel: Kernel, problem: Problem, launched: Callable[[], None]) -> Outcome:
+        """One kernel from plan to timing; every failure becomes an outcome."""
+        phase = "compile_error"
+        try:
+            plan = self.plan(kernel, problem)
+            if isinstance(plan, ReplayPlan):
+                launched()
+                return replayed(plan)
+            phase = "launch_error"
+            self.piece(problem)
+            launched()
+            error = self.verify(plan, problem)
+            piece = self.piece(problem)
+            timing = measure(plan.bind(piece.operands, piece.out), self.timer, self.policy)
+            self.synchronize()
+        except Exception as failure:
+            return self.failed(failure, phase)
+        return Outcome(
+            status="ok",
+            timing=timing,
+            rel_error=error,
+            workspace_bytes=plan.workspace_bytes,
+        )
+
+    def run_in_turn(
+        self, kernels: Sequence[Kernel], problem: Problem, launched: Launched
+    ) -> list[Outcome]:
+        """The leaders of a problem, timed in turn; raises where one of them fails."""
+        plans = [self.plan(kernel, problem) for kernel in kernels]
+        if isinstance(plans[0], ReplayPlan):
+            for index in range(len(plans)):
+                launched(index)
+            return [replayed(plan) for plan in plans if isinstance(plan, ReplayPlan)]
+        piece, found = self.piece(problem), []
+        for index, plan in enumerate(plans):
+            launched(index)
+            found.append(self.verify(plan, problem))
+        piece = self.piece(problem)
+        calls = [plan.bind(piece.operands, piece.out) for plan in plans]
+        timings = measure_in_turn(calls, self.timer, self.policy, launched)
+        self.synchronize()
+        return [
+            Outcome(
+                status="ok", timing=timing, rel_error=error, workspace_bytes=plan.workspace_bytes
+            )
+            for plan, timing, error in zip(plans, timings, found, strict=True)
+        ]
+
+    def verify(self, plan: Plan, problem: Problem) -> float:
+        """The relative error of a right result; raises on a wrong one.
+
+        A wrong result is put down to the kernel only if it is wrong on fresh inputs too: an
+        earlier kernel may have written where it should not.
+        """
+        try:
+            return self._verify_once(plan, problem)
+        except WrongResultError as error:
+            if error.is_poisoned:
+                raise
+            self.forget()
+            return self._verify_once(plan, problem)
+
+    def _verify_once(self, plan: Plan, problem: Problem) -> float:
+        piece = self.piece(problem)
+        self.poison(piece)
+        plan.execute(piece.operands, piece.out)
+        self.synchronize()
+        if not self.guards_hold(piece):
+            raise WrongResultError("it wrote outside its output", is_poisoned=True)
+        allowed = tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
+        error, worst = self.errors(piece)
+        if not isfinite(error):
+            raise WrongResultError("the result has values that are not numbers, or was not written")
+        if error > allowed or worst > allowed:
+            raise WrongResultError(
+                f"relative error {error:.3g} (worst element {worst:.3g}); "
+                f"{allowed:.3g} is explained by rounding",
+                rel_error=error,
+            )
+        return error
+
+    def failed(self, failure: Exception, phase: str) -> Outcome:
+        """A failure as an outcome; the device is asked whether it survived."""
+        message = f"{type(failure).__name__}: {failure}"
+        if isinstance(failure, WrongResultError):
+            self.forget()
+            return Outcome(
+                status="wrong_result",
+                message=str(failure),
+                rel_error=failure.rel_error,
+                is_poisoned=failure.is_poisoned,
+            )
+        status = classify(failure, phase)
+        if status == "out_of_memory":
+            self.forget()
+        return Outcome(status=status, message=message[:2000], is_poisoned=not self.is_sound())
+
+
+def classify(failure: Exception, phase: str) -> str:
+    """The status that an exception stands for."""
+    text = f"{type(failure).__name__}: {failure}".lower()
+    if isinstance(failure, MemoryError) or "out of memory" in text or "outofmemory" in text:
+        return "out_of_memory"
+    if "outofresources" in text or "out of resource" in text:
+        return "over_limit"
+    return "compile_error" if isinstance(failure, BuildError) else phase
+
+
+def replayed(plan: ReplayPlan) -> Outcome:
+    """A recorded measurement, told as if it had just been made."""
+    row = plan.recorded
+    timing = None
+    if row.time_us is not None:
+        timing = Timing(
+            time_us=row.time_us,
+            spread_us=row.spread_us or 0.0,
+            min_us=row.min_us or row.time_us,
+            repeats=row.repeats,
+        )
+    return Outcome(
+        status=row.status,
+        message=row.message,
+        timing=timing,
+        rel_error=row.rel_error,
+        workspace_bytes=row.workspace_bytes,
+    )
+
+
+def stored_shape(
+    shape: Sequence[int], axes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A logical shape as it lies in memory, and the permutation that leads back."""
+    return tuple(shape[a] for a in axes), tuple(axes.index(i) for i in range(len(shape)))
+
+
+def input_seed(policy: Policy, problem: Problem, operand: int) -> int:
+    """The same inputs for a problem in every worker, run and machine."""
+    text = f"{policy.seed}:{problem.key}:{operand}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def random_values(shape: Sequence[int], dtype: str, seed: int) -> np.ndarray[Any, Any]:
+    """Random float32 values, or int8 ones, none of them zero."""
+    random = np.random.default_rng(seed)
+    if dtype == "int8":
+        values = random.integers(-127, 128, size=shape, dtype=np.int8)
+        values[values == 0] = 1
+        return values
+    drawn = random.random(size=shape, dtype=np.float32) - np.float32(0.5)
+    # Away from zero: 1/64 is a value of every float type, so no rounding brings zeros back.
+    return np.asarray(np.where(np.abs(drawn) < 1 / 64, np.float32(1 / 64), drawn))

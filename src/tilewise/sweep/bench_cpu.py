@@ -1,0 +1,134 @@
+"""A bench on the CPU: NumPy arrays, or PyTorch's where NumPy lacks the dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.arch import Arch
+from tilewise.core.measurement import Policy
+from tilewise.core.problem import Problem
+from tilewise.core.tensors import is_torch
+from tilewise.engines.contract import Engine
+from tilewise.ops.contract import get_op
+from tilewise.sweep.bench import (
+    GUARD_BYTES,
+    Bench,
+    Workpiece,
+    input_seed,
+    random_values,
+    stored_shape,
+)
+from tilewise.sweep.timing import CpuTimer, Timer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ALIGNMENT = 64
+PATTERN = 0xA5
+_NUMPY: dict[str, Any] = {
+    "fp32": np.float32,
+    "tf32": np.float32,
+    "fp16": np.float16,
+    "fp64": np.float64,
+}
+_NUMPY |= {"int8": np.int8, "int32": np.int32}
+_TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2"}
+_TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
+
+
+class CpuBench(Bench):
+    """Measures kernels of the CPU and vendor engines."""
+
+    def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
+        super().__init__(arch, policy, engines)
+        self._timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
+        self._scratch: Array = np.empty(0)
+
+    @property
+    def timer(self) -> Timer:
+        return self._timer
+
+    def lay_out(self, problem: Problem) -> Workpiece:
+        op = get_op(problem.op)
+        shapes, storages = op.shapes(problem), op.storage(problem)
+        as_torch = {problem.dtype, problem.out_dtype} & {"bf16", "fp8", "bf8"}
+        operands, exact = [], []
+        for index, shape in enumerate(shapes[:-1]):
+            values = random_values(shape, problem.dtype, input_seed(self.policy, problem, index))
+            place, _ = _buffer(shape, storages[index].axes, problem.dtype, bool(as_torch))
+            place[...] = _torch_from(values) if as_torch else values
+            operands.append(place)
+            exact.append(_as_float64(place))
+        expected = op.reference(problem, *exact)
+        out, buffer = _buffer(shapes[-1], storages[-1].axes, problem.out_dtype, bool(as_torch))
+        axes = storages[-1].axes
+        stored = (out.permute(axes) if as_torch else out.transpose(axes)).reshape(-1)
+        flat = np.ascontiguousarray(np.reshape(expected, shapes[-1]).transpose(axes)).reshape(-1)
+        return Workpiece(tuple(operands), out, stored, buffer, flat)
+
+    def poison(self, piece: Workpiece) -> None:
+        piece.buffer[:GUARD_BYTES] = PATTERN
+        piece.buffer[-GUARD_BYTES:] = PATTERN
+        is_integer = "int" in str(piece.stored.dtype)
+        piece.stored[...] = 0x55555555 if is_integer else float("nan")
+
+    def guards_hold(self, piece: Workpiece) -> bool:
+        low, high = piece.buffer[:GUARD_BYTES], piece.buffer[-GUARD_BYTES:]
+        return bool((low == PATTERN).all() and (high == PATTERN).all())
+
+    def errors(self, piece: Workpiece) -> tuple[float, float]:
+        if not piece.expected.size:
+            return 0.0, 0.0
+        if self._scratch.size < piece.expected.size:
+            self._scratch = np.empty(piece.expected.size)
+        found = piece.stored.float().numpy() if is_torch(piece.stored) else piece.stored
+        apart = self._scratch[: piece.expected.size]
+        np.subtract(found, piece.expected, out=apart)
+        size = np.sqrt(np.dot(piece.expected, piece.expected)) or 1.0
+        most = max(piece.expected.max(), -piece.expected.min()) or 1.0
+        worst = max(apart.max(), -apart.min())
+        return float(np.sqrt(np.dot(apart, apart)) / size), float(worst / most)
+
+    def synchronize(self) -> None:
+        """Calls on the CPU are over when they return."""
+
+    def is_sound(self) -> bool:
+        """A CPU has no context to lose; a spoilt heap shows in the guards or as a crash."""
+        return True
+
+
+def _buffer(
+    shape: Sequence[int], axes: Sequence[int], dtype: str, as_torch: bool
+) -> tuple[Any, Array]:
+    """A tensor stored as asked inside guarded, aligned memory, and that memory as bytes."""
+    stored, back = stored_shape(shape, axes)
+    size = prod(stored) * (1 if dtype in ("fp8", "bf8") else _item_bytes(dtype))
+    raw = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    buffer = raw[start : start + size + 2 * GUARD_BYTES]
+    inside = buffer[GUARD_BYTES : GUARD_BYTES + size]
+    if not as_torch:
+        return inside.view(_NUMPY[dtype]).reshape(stored).transpose(back), buffer
+    import torch
+
+    tensor = torch.from_numpy(inside).view(getattr(torch, _TORCH[dtype]))
+    return tensor.reshape(stored).permute(back), buffer
+
+
+def _item_bytes(dtype: str) -> int:
+    return 2 if dtype == "bf16" else np.dtype(_NUMPY[dtype]).itemsize
+
+
+def _torch_from(values: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _as_float64(tensor: Any) -> Array:
+    if is_torch(tensor):
+        return np.asarray(tensor.float().numpy(), np.float64)
+    return np.asarray(tensor, np.float64)

@@ -1,0 +1,176 @@
+"""A bench on a GPU through PyTorch, CUDA and ROCm alike. Only workers import it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.measurement import Policy
+from tilewise.core.problem import Problem
+from tilewise.engines.contract import Engine
+from tilewise.engines.vendor import VendorPlan
+from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import VendorKernel
+from tilewise.sweep.bench import GUARD_BYTES, Bench, Workpiece, input_seed, stored_shape
+from tilewise.sweep.timing import Call, Timer
+
+PATTERN = 0xA5
+FLUSH_BYTES = 256 << 20
+"""At least; twice the last cache where that is more. A smaller one leaves operands in the cache,
+and a shorter pause lets the device overtake the host, whose delay would then be measured."""
+PAUSE_CYCLES = 200_000
+_TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2", "tf32": "float32"}
+_TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
+
+
+class CudaTimer(Timer):
+    """Device events around each call; a pause before it lets the host run ahead."""
+
+    joins_calls = False
+
+    def __init__(self, policy: Policy, cache_bytes: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.policy = policy
+        size = max(FLUSH_BYTES, 2 * cache_bytes) if policy.cache == "cold" else 0
+        self._flush = torch.empty(size, dtype=torch.int8, device="cuda")
+        self._events: list[tuple[Any, Any]] = []
+
+    def samples(self, call: Call, count: int, inner: int) -> list[float]:
+        torch = self.torch
+        while len(self._events) < count:
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events.append(pair)
+        for start, end in self._events[:count]:
+            if self._flush.numel():
+                self._flush.zero_()
+            else:
+                torch.cuda._sleep(PAUSE_CYCLES)
+            start.record()
+            for _ in range(inner):
+                call()
+            end.record()
+        torch.cuda.synchronize()
+        return [1000 * s.elapsed_time(e) / inner for s, e in self._events[:count]]
+
+    def prepare(self, call: Call) -> Call:
+        if self.policy.launch == "eager":
+            return call
+        torch = self.torch
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # whatever the first call sets up must not be captured
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        replay: Call = graph.replay
+        return replay
+
+
+class CudaBench(Bench):
+    """Measures kernels of the Triton and vendor engines."""
+
+    def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
+        import torch
+
+        super().__init__(arch, policy, engines)
+        self.torch = torch
+        # References are to be exact, and fp32 problems are not tf32 ones.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        self._timer = CudaTimer(policy, max(arch.l2_bytes, arch.l3_bytes))
+
+    @property
+    def timer(self) -> Timer:
+        return self._timer
+
+    def lay_out(self, problem: Problem) -> Workpiece:
+        torch = self.torch
+        op = get_op(problem.op)
+        shapes, storages = op.shapes(problem), op.storage(problem)
+        operands = []
+        for index, shape in enumerate(shapes[:-1]):
+            random = torch.Generator(device="cuda")
+            random.manual_seed(input_seed(self.policy, problem, index))
+            place, _ = self._buffer(shape, storages[index].axes, problem.dtype)
+            place.copy_(self._random(shape, problem.dtype, random))
+            operands.append(place)
+        out, buffer = self._buffer(shapes[-1], storages[-1].axes, problem.out_dtype)
+        axes = storages[-1].axes
+        expected = self._reference(problem, operands, shapes[-1]).permute(axes).reshape(-1)
+        return Workpiece(tuple(operands), out, out.permute(axes).reshape(-1), buffer, expected)
+
+    def _random(self, shape: Sequence[int], dtype: str, random: Any) -> Any:
+        torch = self.torch
+        if dtype == "int8":
+            drawn = torch.randint(
+                -127, 128, tuple(shape), generator=random, device="cuda", dtype=torch.int8
+            )
+            return torch.where(drawn == 0, 1, drawn)
+        drawn = torch.rand(tuple(shape), generator=random, device="cuda") - 0.5
+        return torch.where(drawn.abs() < 1 / 64, 1 / 64, drawn)
+
+    def _reference(self, problem: Problem, operands: Sequence[Any], shape: Sequence[int]) -> Any:
+        """The vendor's answer in fp32, tf32 off; int8 products are exact as they are."""
+        torch = self.torch
+        wide: Any = problem
+        if problem.dtype != "int8":
+            operands = [t.float() for t in operands]
+            wide = replace(problem, dtype="fp32", out_dtype="fp32")  # type: ignore[type-var]
+        out = torch.zeros(tuple(shape), dtype=getattr(torch, _TORCH[wide.out_dtype]), device="cuda")
+        plan = VendorPlan(VendorKernel(op_name=problem.op, library="torch"), wide)
+        plan.execute(operands, out)
+        return out.float() if problem.dtype != "int8" else out.double()
+
+    def _buffer(self, shape: Sequence[int], axes: Sequence[int], dtype: str) -> tuple[Any, Any]:
+        torch = self.torch
+        stored, back = stored_shape(shape, axes)
+        kind = getattr(torch, _TORCH[dtype])
+        size = prod(stored) * kind.itemsize
+        buffer = torch.empty(size + 2 * GUARD_BYTES, dtype=torch.uint8, device="cuda")
+        inside = buffer[GUARD_BYTES : GUARD_BYTES + size].view(kind)
+        return inside.view(stored).permute(back), buffer
+
+    def poison(self, piece: Workpiece) -> None:
+        piece.buffer[:GUARD_BYTES] = PATTERN
+        piece.buffer[-GUARD_BYTES:] = PATTERN
+        piece.stored.fill_(float("nan") if piece.stored.is_floating_point() else 0x55555555)
+
+    def guards_hold(self, piece: Workpiece) -> bool:
+        low, high = piece.buffer[:GUARD_BYTES], piece.buffer[-GUARD_BYTES:]
+        return bool((low == PATTERN).all() & (high == PATTERN).all())
+
+    def errors(self, piece: Workpiece) -> tuple[float, float]:
+        if not piece.expected.numel():
+            return 0.0, 0.0
+        torch = self.torch
+        expected = piece.expected
+        apart = piece.stored.to(expected.dtype) - expected
+        figures = torch.stack(
+            [
+                torch.linalg.vector_norm(apart),
+                torch.linalg.vector_norm(expected),
+                apart.abs().max(),
+                expected.abs().max(),
+            ]
+        ).tolist()
+        return figures[0] / (figures[1] or 1.0), figures[2] / (figures[3] or 1.0)
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def is_sound(self) -> bool:
+        """Whether the context still computes; a sticky error answers every call."""
+        torch = self.torch
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            return bool(torch.ones(64, device="cuda").sum().item() == 64)
+        except Exception:
+            return False

@@ -1,0 +1,139 @@
+"""Compiles kernels ahead of their measurement, in a process of its own.
+
+Compilers crash and hang too. What they take down is the builder process; the kernels that were
+under way are then built one at a time, and the one that does it again is recorded as the culprit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tilewise.errors import ExecutionError
+from tilewise.sweep.process import WorkerGoneError, WorkerProcess
+
+BUILD_S = 600.0
+"""For one kernel; the compiler's own limit comes first."""
+
+Facts = dict[str, Any]
+"""What became of a kernel: `status`, `message`, `compile_s` and the resources it needs."""
+
+
+class Builder:
+    """Builds by kernel key. Requests are served in order by one thread; waiting is for results."""
+
+    def __init__(
+        self,
+        spawn: Callable[[], WorkerProcess],
+        arch: Mapping[str, Any],
+        *,
+        jobs: int = 0,
+        on_built: Callable[[Facts], None] = lambda facts: None,
+    ) -> None:
+        self._spawn = spawn
+        self._arch = arch
+        self._jobs = jobs
+        self._on_built = on_built
+        self._process: WorkerProcess | None = None
+        self._facts: dict[str, Facts] = {}
+        self._queue: dict[str, Mapping[str, Any]] = {}
+        self._known: set[str] = set()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def request(self, kernels: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Asks for kernels, given as key and fields; those asked for before are left alone."""
+        with self._changed:
+            for key, fields in kernels:
+                if key not in self._known:
+                    self._known.add(key)
+                    self._queue[key] = fields
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, kernels: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Facts]:
+        """What became of the kernels, once all of them are built."""
+        self.request(kernels)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed or self._failure or all(k in self._facts for k, _ in kernels)
+                )
+            )
+            if self._failure is not None:
+                raise self._failure
+            if self._is_closed:
+                raise ExecutionError("the sweep was stopped")
+            return {key: self._facts[key] for key, _ in kernels}
+
+    def close(self) -> None:
+        """Stops compiling."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        process = self._process
+        if process is not None:
+            process.signal_kill()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed or self._queue)
+                    if self._is_closed:
+                        return
+                    order, self._queue = self._queue, {}
+                self._build_all(order)
+        except Exception as failure:  # told to whoever waits, in their thread
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+        finally:
+            if self._process is not None:
+                self._process.kill()
+
+    def _build_all(self, order: Mapping[str, Mapping[str, Any]]) -> None:
+        self._build(order)
+        for key, fields in order.items():
+            if key not in self._facts and not self._is_closed:
+                self._build({key: fields}, is_alone=True)
+
+    def _build(self, order: Mapping[str, Mapping[str, Any]], *, is_alone: bool = False) -> None:
+        if self._process is None:
+            self._process = self._spawn()
+            if self._is_closed:  # by another thread, too late for it to see this process
+                self._process.signal_kill()
+            self._process.wait_ready()
+        keys = list(order)
+        items = [{"id": at, "kernel": order[key]} for at, key in enumerate(keys)]
+        self._process.send({"do": "build", "arch": self._arch, "items": items, "jobs": self._jobs})
+        while True:
+            try:
+                answer = self._process.receive(time.monotonic() + BUILD_S)
+            except TimeoutError:
+                words = f"no kernel finished compiling in {BUILD_S:.0f} s"
+                self._process.kill()
+                break
+            except WorkerGoneError:
+                words = self._process.ending()[1]
+                break
+            if answer.pop("event") == "end":
+                return
+            self._keep(keys[answer.pop("id")], answer)
+        self._process = None
+        if is_alone and not self._is_closed:
+            self._keep(keys[0], {"status": "compile_error", "message": words})
+
+    def _keep(self, key: str, facts: Facts) -> None:
+        with self._changed:
+            self._facts[key] = facts
+            self._changed.notify_all()
+        self._on_built(facts)

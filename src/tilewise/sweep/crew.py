@@ -1,0 +1,149 @@
+"""One slot of a sweep: a supervised worker and the builder behind it, given one task at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.measurement import Policy
+from tilewise.sweep.builder import Builder, Facts
+from tilewise.sweep.device import DeviceInfo, arch_to_dict
+from tilewise.sweep.plan import Task, leaders
+from tilewise.sweep.process import WorkerProcess
+from tilewise.sweep.supervisor import Limits, Result, Supervisor
+
+Emit = Callable[[dict[str, Any]], None]
+MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What every worker of a sweep is told; plain data that may travel to another machine."""
+
+    engines: tuple[str, ...]
+    policy: Policy
+    kind: str = ""
+    """`cpu` or `gpu`; empty for the best there is."""
+    replay: str = ""
+    """A store to replay in place of measuring."""
+    limits: Limits = field(default_factory=Limits)
+    jobs: int = 0
+    """Compilers at once; 0 for one per core."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def spawn(self, role: str, **environment: str) -> WorkerProcess:
+        """A new worker process."""
+        import tilewise
+
+        threads = self.policy.threads
+        names = ("TILEWISE_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        set_threads = dict.fromkeys(names, str(threads)) if threads and role == "measure" else {}
+        package = str(Path(tilewise.__file__).parent.parent)
+        return WorkerProcess(
+            {
+                "role": role,
+                "kind": self.kind,
+                "engines": list(self.engines),
+                "policy": self.policy.to_dict(),
+                "replay": self.replay,
+                "memory_bytes": 0 if self.replay else _memory_limit(),
+            },
+            {**set_threads, **self.environment, **environment},
+            package,
+        )
+
+
+def _memory_limit() -> int:
+    text = Path("/proc/meminfo").read_text()
+    free = next(line for line in text.splitlines() if line.startswith("MemAvailable"))
+    return int(int(free.split()[1]) * 1024 * MEMORY_SHARE)
+
+
+class Crew:
+    """Measures tasks on one device slot."""
+
+    def __init__(self, config: WorkerConfig, on_event: Emit, **environment: str) -> None:
+        self.config = config
+        self._on_event = on_event
+        self.supervisor = Supervisor(
+            lambda: config.spawn("measure", **environment), config.limits, on_event
+        )
+        self.builder: Builder | None = None
+
+    def start(self) -> DeviceInfo:
+        """Starts the worker; returns what it says about its device."""
+        return DeviceInfo.from_dict(self.supervisor.start())
+
+    def make_builder(self, arch: Arch) -> Builder:
+        """A builder for this slot, or to be shared with others of the same machine."""
+        self.builder = Builder(
+            lambda: self.config.spawn("build"),
+            arch_to_dict(arch),
+            jobs=self.config.jobs,
+            on_built=lambda facts: self._on_event({"event": "built", **facts}),
+        )
+        return self.builder
+
+    def run(self, task: Task, arch: Arch) -> Iterator[list[Result]]:
+        """Results in groups that belong together: one a kernel, then the leaders at once."""
+        assert self.builder is not None
+        wanted = [(task.keys[at], task.kernels[at]) for at in task.todo]
+        builds = self.builder.wait(wanted) if wanted else {}
+        facts = {at: _judge(builds[task.keys[at]], arch) for at in task.todo}
+        broken = [
+            {"id": at, "stage": "first", **facts[at]}
+            for at in task.todo
+            if facts[at]["status"] != "ok"
+        ]
+        if broken:
+            yield broken
+        times = dict(task.prior)
+        fit = [at for at in task.todo if facts[at]["status"] == "ok"]
+        for result in self.supervisor.run(task.problem, self._items(task, fit)):
+            at = result["id"]
+            if result["status"] == "ok":
+                times[at] = (result["time_us"], result["spread_us"])
+            yield [{"stage": "first", **facts[at], **result}]
+        best = leaders(times, Policy.from_dict(task.policy))
+        if any(at not in task.confirmed for at in best):
+            found = self.supervisor.run_in_turn(task.problem, self._items(task, best))
+            yield [{"stage": "leader", **facts.get(r["id"], {}), **r} for r in found]
+
+    @staticmethod
+    def _items(task: Task, wanted: list[int]) -> list[dict[str, Any]]:
+        return [{"id": at, "kernel": task.kernels[at]} for at in wanted]
+
+    def stop(self) -> None:
+        """Kills the worker and the builder, from any thread."""
+        self.supervisor.stop()
+        if self.builder is not None:
+            self.builder.close()
+
+    def close(self) -> None:
+        self.supervisor.close()
+        if self.builder is not None:
+            self.builder.close()
+
+
+def _judge(facts: Facts, arch: Arch) -> Facts:
+    """The build's facts; a kernel that needs more than the device has is not to be launched."""
+    why = why_over_limit(facts, arch) if facts["status"] == "ok" else None
+    return facts if why is None else {**facts, "status": "over_limit", "message": why}
+
+
+def why_over_limit(facts: Facts, arch: Arch) -> str | None:
+    """The first limit of a GPU that a compiled kernel exceeds, or None."""
+    if arch.kind != "gpu":
+        return None
+    for name, most in (
+        ("smem_bytes", arch.smem_per_block_bytes),
+        ("threads", arch.max_threads_per_block),
+        ("registers", arch.max_registers_per_thread),
+    ):
+        needed = facts.get(name) or 0
+        if needed > most:
+            return f"it needs {needed} {name}; {arch.label} has {most}"
+    return None

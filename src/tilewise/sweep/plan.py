@@ -1,0 +1,202 @@
+"""What a sweep has to do: problems x kernels, less what is illegal, known, or known to be bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError
+from tilewise.ops.contract import WhyUnusable, get_op
+from tilewise.sweep.device import DeviceInfo
+from tilewise.sweep.known import Known, Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The work on one problem, told in plain data: it may travel to another machine.
+
+    Kernels are numbered by their place in the plan.
+    """
+
+    problem: Mapping[str, Any]
+    kernels: Mapping[int, Mapping[str, Any]]
+    """Everything the task may touch, by number."""
+    keys: Mapping[int, str]
+    """Kernel keys, by number."""
+    todo: tuple[int, ...]
+    """What is measured in the first pass."""
+    prior: Mapping[int, tuple[float, float]]
+    """Time and spread of what was measured before."""
+    confirmed: frozenset[int]
+    """What has been measured among leaders before."""
+    policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task as the orchestrator holds it."""
+
+    index: int
+    """The problem's place in the plan."""
+    task: Task
+    attempts: Mapping[int, int]
+    """How often each kernel was measured before."""
+    skipped: int
+    """Pairs left out because they are known to be bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """Problems and kernels on one device under one policy."""
+
+    problems: Sequence[Problem]
+    labels: Sequence[str]
+    """JSON, one per problem."""
+    kernels: Sequence[Kernel]
+    arch: Arch
+    settings: Mapping[str, Setting]
+    """By engine."""
+    policy: Policy
+    why_unusable: WhyUnusable
+    retry_failed: bool = False
+    kernel_keys: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernel_keys", tuple(k.key for k in self.kernels))
+
+    def key(self, problem_key: str, kernel: int) -> str:
+        setting = self.settings[self.kernels[kernel].engine]
+        return setting.key(problem_key, self.kernel_keys[kernel])
+
+    def work(self, index: int, known: Known) -> Work:
+        """What is left to do on one problem; an empty task where nothing is."""
+        problem = self.problems[index]
+        problem_key = problem.key
+        legal = [
+            at
+            for at, kernel in enumerate(self.kernels)
+            if self.why_unusable(kernel, problem, self.arch) is None
+        ]
+        records = dict(
+            zip(legal, known.look_up([self.key(problem_key, at) for at in legal]), strict=True)
+        )
+        wanted = [at for at in legal if self._is_wanted(records[at])]
+        todo = [
+            at for at in wanted if self.retry_failed or not self._is_bad(problem_key, at, known)
+        ]
+        prior = {
+            at: (r.time_us, r.spread_us)
+            for at, r in records.items()
+            if r is not None and isfinite(r.time_us)
+        }
+        touched = {*todo, *prior}
+        return Work(
+            index,
+            Task(
+                problem=problem.to_dict(),
+                kernels={at: self.kernels[at].to_dict() for at in touched},
+                keys={at: self.kernel_keys[at] for at in touched},
+                todo=tuple(todo),
+                prior=prior,
+                confirmed=frozenset(at for at, r in records.items() if r and r.is_confirmed),
+                policy=self.policy.to_dict(),
+            ),
+            {at: r.attempts for at, r in records.items() if r is not None},
+            len(wanted) - len(todo),
+        )
+
+    def _is_wanted(self, record: Record | None) -> bool:
+        return record is None or (self.retry_failed and record.status != "ok")
+
+    def _is_bad(self, problem_key: str, kernel: int, known: Known) -> bool:
+        key = self.kernel_keys[kernel]
+        return known.has_failed(problem_key, key) or known.is_given_up(key)
+
+    def row(self, work: Work, result: Mapping[str, Any], run_id: str, version: str) -> Measurement:
+        """A result as a row of the store."""
+        values = dict(result)
+        at = int(values.pop("id"))
+        values.pop("busy_s", None)
+        values.pop("was_cached", None)
+        kernel = self.kernels[at]
+        attempt = work.attempts.get(at, 0)
+        stage = values.pop("stage")
+        if stage == "leader" and at in work.task.todo:
+            attempt += 1  # the first pass of this very run came before
+        elif stage == "first" and attempt:
+            stage = "retry"
+        return Measurement.of(
+            self.problems[work.index],
+            kernel,
+            self.settings[kernel.engine],
+            labels=self.labels[work.index],
+            stage=stage,
+            attempt=attempt,
+            run_id=run_id,
+            version=version,
+            **values,
+        )
+
+
+def make_plan(
+    problems: Sequence[Problem],
+    kernels: Sequence[Kernel],
+    device: DeviceInfo,
+    policy: Policy,
+    *,
+    labels: Sequence[str] = (),
+    retry_failed: bool = False,
+    why_unusable: WhyUnusable | None = None,
+) -> SweepPlan:
+    """The plan of a sweep on a device; problems given twice count once."""
+    usable = [k for k in dict.fromkeys(kernels) if k.engine in device.toolchains]
+    usable = [k for k in usable if k.engine not in device.unavailable]
+    if not usable:
+        reasons = "; ".join(f"{name}: {why}" for name, why in device.unavailable.items())
+        raise InputError(
+            f"none of the {len(kernels)} kernels can run on {device.arch.label} "
+            f"(engines there: {', '.join(device.toolchains)}{'; ' + reasons if reasons else ''})"
+        )
+    first: dict[Problem, str] = {}
+    for at, problem in enumerate(problems):
+        first.setdefault(problem, labels[at] if labels else "{}")
+    if not first:
+        raise InputError("there is no problem to measure; give at least one")
+    return SweepPlan(
+        problems=list(first),
+        labels=list(first.values()),
+        kernels=usable,
+        arch=device.arch,
+        settings={
+            engine: Setting(
+                arch=device.arch.name, device=device.name, toolchain=toolchain, policy=policy
+            )
+            for engine, toolchain in device.toolchains.items()
+        },
+        policy=policy,
+        why_unusable=why_unusable or get_op(next(iter(first)).op).why_unusable,
+        retry_failed=retry_failed,
+    )
+
+
+def leaders(times: Mapping[int, tuple[float, float]], policy: Policy) -> list[int]:
+    """The kernels within noise of the fastest, fastest first; at most the policy's number.
+
+    Within noise: medians no further apart than the policy's noise, or than both spreads together.
+    """
+    if not times or not policy.rounds:
+        return []
+    ranked = sorted(times, key=lambda at: (times[at][0], at))
+    best, spread = times[ranked[0]]
+    near = [
+        at
+        for at in ranked
+        if times[at][0] - best <= max(policy.noise * best, (spread + times[at][1]) / 2)
+    ]
+    return near[: policy.max_leaders] if len(near) > 1 else []

@@ -1,0 +1,166 @@
+"""Keeps one worker at work: times, kills and replaces it, and blames the kernel that did it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewise.errors import ExecutionError
+from tilewise.sweep.process import WorkerGoneError, WorkerProcess
+
+Item = Mapping[str, Any]
+"""One kernel of a batch: `id` and `kernel`."""
+Result = dict[str, Any]
+"""What became of an item: `id`, `status`, `message` and the numbers."""
+
+MOST_STARTS = 3
+"""Workers that die one after another before touching a kernel mean that none will live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a worker may take, and how much it is handed at once."""
+
+    timeout_s: float = 5.0
+    """For one kernel, from its first launch to its last."""
+    prepare_s: float = 300.0
+    """For loading a kernel and, once per problem, making inputs and the reference."""
+    batch: int = 20
+
+
+class Supervisor:
+    """Runs items on a worker of its own; every item gets exactly one result."""
+
+    def __init__(
+        self,
+        spawn: Callable[[], WorkerProcess],
+        limits: Limits,
+        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> None:
+        self._spawn = spawn
+        self._limits = limits
+        self._on_event = on_event
+        self._worker: WorkerProcess | None = None
+        self._is_closed = False
+
+    def start(self) -> dict[str, Any]:
+        """Starts the worker; returns what it says about its device."""
+        if self._is_closed:
+            raise ExecutionError("the sweep was stopped")
+        for attempt in range(MOST_STARTS):
+            self._worker = self._spawn()
+            if self._is_closed:  # by another thread, too late for it to see this worker
+                self._worker.signal_kill()
+            try:
+                return self._worker.wait_ready()
+            except ExecutionError:
+                self._discard()
+                if attempt == MOST_STARTS - 1 or self._is_closed:
+                    raise
+        raise AssertionError("unreachable")
+
+    def run(self, problem: Mapping[str, Any], items: Sequence[Item]) -> Iterator[Result]:
+        """Measures items batch by batch, in the order given."""
+        left = list(items)
+        while left:
+            worker = self._ready()
+            batch = left[: self._limits.batch]
+            worker.send({"do": "batch", "problem": problem, "items": batch})
+            for result in self._answers(worker, batch):
+                left.remove(next(item for item in left if item["id"] == result["id"]))
+                yield result
+
+    def run_in_turn(self, problem: Mapping[str, Any], items: Sequence[Item]) -> list[Result]:
+        """Measures items interleaved; one that fails is left out and the rest start over."""
+        left = list(items)
+        failed: list[Result] = []
+        while left:
+            worker = self._ready()
+            worker.send({"do": "leaders", "problem": problem, "items": left})
+            found = list(self._answers(worker, left, in_turn=True))
+            if len(found) == len(left) and all(r["status"] == "ok" for r in found):
+                return failed + found
+            bad = [r for r in found if r["status"] != "ok"]
+            failed += bad
+            left = [item for item in left if item["id"] not in {r["id"] for r in bad}]
+        return failed
+
+    def _ready(self) -> WorkerProcess:
+        if self._worker is None:
+            self.start()
+        assert self._worker is not None
+        return self._worker
+
+    def _answers(
+        self, worker: WorkerProcess, batch: Sequence[Item], *, in_turn: bool = False
+    ) -> Iterator[Result]:
+        """Results until the batch ends or the worker does; a lost worker is discarded.
+
+        A worker that dies under a kernel it was not fresh for may have been spoilt by an earlier
+        one. Then nobody is blamed: the kernel comes first in the next batch, on a fresh worker.
+        """
+        current, phase = None, "start"
+        deadline = time.monotonic() + self._limits.prepare_s
+        while True:
+            try:
+                answer = worker.receive(deadline)
+            except (TimeoutError, WorkerGoneError) as loss:
+                can_tell = in_turn or worker.items_run <= 1 or isinstance(loss, TimeoutError)
+                status, message = self._lost(worker, phase, isinstance(loss, TimeoutError))
+                if current is None and worker.items_run == 0:
+                    current = batch[0]["id"]  # it cannot even be taken: do not try for ever
+                if current is not None and can_tell:
+                    yield {"id": current, "status": status, "message": message}
+                return
+            event = phase = answer.pop("event")
+            if event == "end":
+                return
+            allowed = self._limits.timeout_s if event == "launch" else self._limits.prepare_s
+            deadline = time.monotonic() + allowed
+            current = answer["id"] if event != "result" else None
+            worker.items_run += event == "prepare"
+            if event != "result":
+                continue
+            is_poisoned = answer.pop("is_poisoned", False)
+            if is_poisoned:
+                self._on_event({"event": "worker_lost", "status": "poisoned", "message": ""})
+                self._discard()
+            yield answer
+            if is_poisoned:
+                return
+
+    def _lost(self, worker: WorkerProcess, phase: str, is_late: bool) -> tuple[str, str]:
+        """What to say about a worker that hangs or is gone; it is discarded."""
+        if is_late:
+            allowed = self._limits.timeout_s if phase == "launch" else self._limits.prepare_s
+            doing = "running" if phase == "launch" else "preparing"
+            status = "timeout"
+            message = f"still {doing} after {allowed:g} s; the worker was killed"
+        else:
+            status, message = worker.ending()
+        self._discard()
+        if self._is_closed:
+            raise ExecutionError("the sweep was stopped")
+        self._on_event({"event": "worker_lost", "status": status, "message": message})
+        return status, message
+
+    def _discard(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
+
+    def stop(self) -> None:
+        """Kills the worker from another thread; whoever runs here sees it end."""
+        self._is_closed = True
+        worker = self._worker
+        if worker is not None:
+            worker.signal_kill()
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._is_closed = True
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()

@@ -1,0 +1,138 @@
+"""Times of repeated calls under a policy: how many, how long, and what is said about them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from tilewise.core.measurement import Policy
+
+Call = Callable[[], object]
+
+MOST_US = 2e6
+"""No kernel is timed for longer, so that a slow one stays within the default timeout."""
+SHORTEST_SAMPLE_US = 20.0
+"""Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The timed calls of one kernel, in microseconds."""
+
+    time_us: float
+    spread_us: float
+    min_us: float
+    repeats: int
+
+
+def summarise(samples: Sequence[float]) -> Timing:
+    """Median, interquartile range and minimum."""
+    low, middle, high = np.percentile(samples, (25, 50, 75))
+    return Timing(
+        time_us=float(middle),
+        spread_us=float(high - low),
+        min_us=float(min(samples)),
+        repeats=len(samples),
+    )
+
+
+class Timer(ABC):
+    """A clock beside a device."""
+
+    joins_calls = True
+    """Whether short calls are timed several at once."""
+
+    @abstractmethod
+    def samples(self, call: Call, count: int, inner: int) -> list[float]:
+        """`count` times of one call, each averaged over `inner` of them, in microseconds."""
+
+    def prepare(self, call: Call) -> Call:
+        """The call as it is timed; a graph where the policy asks for one."""
+        return call
+
+
+class CpuTimer(Timer):
+    """The monotonic clock; cold caches by writing a buffer larger than all of them."""
+
+    def __init__(self, policy: Policy, cache_bytes: int) -> None:
+        is_cold = policy.cache == "cold"
+        self._flush = np.zeros(2 * cache_bytes if is_cold else 0, np.uint8)
+
+    def samples(self, call: Call, count: int, inner: int) -> list[float]:
+        clock, found = time.perf_counter_ns, []
+        for _ in range(count):
+            if self._flush.size:
+                self._flush += 1
+            start = clock()
+            for _ in range(inner):
+                call()
+            found.append((clock() - start) / (1000 * inner))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How many samples of how many calls each; settled once per kernel."""
+
+    count: int
+    inner: int
+
+
+def warm_up(call: Call, timer: Timer, policy: Policy) -> float:
+    """Runs the untimed calls and returns what one call takes, in microseconds.
+
+    A call that alone fills the time of a kernel is not repeated to warm up.
+    """
+    estimate = timer.samples(call, 1, 1)[0]
+    for _ in range(policy.warmup - 1):
+        if estimate > 1000 * policy.time_ms:
+            break
+        estimate = min(estimate, timer.samples(call, 1, 1)[0])
+    return max(estimate, 0.01)
+
+
+def schedule(estimate_us: float, timer: Timer, policy: Policy) -> Schedule:
+    """Enough calls to fill the policy's time, within its repeats; cold calls are never joined."""
+    wanted = 1000 * policy.time_ms
+    inner = 1
+    if policy.cache == "hot" and timer.joins_calls:
+        shortest = max(SHORTEST_SAMPLE_US, wanted / policy.max_repeats)
+        inner = max(1, int(shortest / estimate_us))
+    count = min(policy.max_repeats, max(policy.min_repeats, ceil(wanted / (estimate_us * inner))))
+    return Schedule(max(1, min(count, int(MOST_US / estimate_us))), inner)
+
+
+def measure(call: Call, timer: Timer, policy: Policy) -> Timing:
+    """One kernel, timed on its own."""
+    ready = timer.prepare(call)
+    plan = schedule(warm_up(ready, timer, policy), timer, policy)
+    return summarise(timer.samples(ready, plan.count, plan.inner))
+
+
+def measure_in_turn(
+    calls: Sequence[Call], timer: Timer, policy: Policy, before: Callable[[int], None]
+) -> list[Timing]:
+    """Several kernels, timed in turn so that drift of the device falls on all alike.
+
+    `before(i)` is called ahead of each turn of call `i`. Every round starts with another kernel.
+    """
+    ready, plans = [], []
+    for index, call in enumerate(calls):
+        before(index)
+        ready.append(timer.prepare(call))
+        plans.append(schedule(warm_up(ready[-1], timer, policy), timer, policy))
+    found: list[list[float]] = [[] for _ in calls]
+    for turn in range(policy.rounds):
+        for step in range(len(calls)):
+            index = (turn + step) % len(calls)
+            before(index)
+            # The first call after another kernel meets that one's cache: it is not counted.
+            timer.samples(ready[index], 1, 1)
+            share = ceil(plans[index].count / policy.rounds)
+            found[index] += timer.samples(ready[index], share, plans[index].inner)
+    return [summarise(samples) for samples in found]

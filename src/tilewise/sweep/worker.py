@@ -1,0 +1,268 @@
+"""A worker process: takes batches of kernels as JSON lines, answers each with one.
+
+The first line configures it; see `main`. Standard output is kept for the answers alone: whatever
+kernels and libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
+from tilewise.engines import get_engine
+from tilewise.engines.contract import Build, Engine
+from tilewise.engines.replay import ReplayEngine
+from tilewise.errors import TilewiseError
+from tilewise.ops.contract import get_op
+from tilewise.sweep.bench import Bench
+from tilewise.sweep.device import DeviceInfo, arch_from_dict, lock_path, toolchain
+
+MOST_OUTPUT_BYTES = 1 << 30
+"""A kernel that prints without end must not fill the disk."""
+
+Item = Mapping[str, Any]
+
+
+class Worker:
+    """One configured worker and its channel to the supervisor."""
+
+    def __init__(self, config: Mapping[str, Any], channel: IO[str]) -> None:
+        self.config = config
+        self.channel = channel
+        self.policy = Policy.from_dict(config["policy"])
+        self._lock = threading.Lock()
+        self.engines: dict[str, Engine] = {}
+        self.bench: Bench | None = None
+        self._kind = config.get("kind", "")
+        self._device_lock: int | None = None
+
+    def say(self, event: str, **values: Any) -> None:
+        with self._lock:
+            self.channel.write(json.dumps({"event": event, **values}) + "\n")
+            self.channel.flush()
+
+    def load_engines(self) -> None:
+        if self.config.get("replay"):
+            engine = ReplayEngine.from_folder(self.config["replay"])
+            names = {row.engine for row in engine.rows}
+            self.engines = dict.fromkeys(sorted(names), engine)
+            return
+        for spec in self.config["engines"]:
+            loaded = load_engine(spec)
+            self.engines[loaded.name] = loaded
+
+    def kernel(self, values: Mapping[str, Any]) -> Kernel:
+        kinds: Sequence[type[Kernel]] = getattr(self.engines[values["engine"]], "kernel_types", ())
+        if kinds:
+            return kinds[0].from_dict(values)
+        return get_op(values["op"]).kernel_from_dict(dict(values))
+
+    def describe(self) -> DeviceInfo:
+        replay = next((e for e in self.engines.values() if isinstance(e, ReplayEngine)), None)
+        if replay is not None:
+            return self._describe_recording(replay)
+        from tilewise.engines.device import detect
+
+        unavailable = {name: e.why_unavailable() for name, e in self.engines.items()}
+        return DeviceInfo(
+            arch=detect(self._kind),
+            toolchains={name: toolchain(engine) for name, engine in self.engines.items()},
+            unavailable={name: why for name, why in unavailable.items() if why},
+        )
+
+    def _describe_recording(self, replay: ReplayEngine) -> DeviceInfo:
+        rows = list(replay.rows)
+        return DeviceInfo(
+            arch=load_arch(rows[0].arch).with_figures(device=rows[0].device),
+            toolchains={row.engine: row.toolchain for row in rows},
+            unavailable={},
+        )
+
+    def start(self) -> None:
+        """Becomes able to measure, and says so."""
+        self.load_engines()
+        info = self.describe()
+        self._kind = info.arch.kind
+        if info.arch.kind == "gpu" and not self.config.get("replay"):
+            from tilewise.sweep.bench_cuda import CudaBench
+
+            self.bench = CudaBench(info.arch, self.policy, self.engines)
+        else:
+            from tilewise.sweep.bench_cpu import CpuBench
+
+            limit_memory(int(self.config.get("memory_bytes", 0)))
+            self.bench = CpuBench(info.arch, self.policy, self.engines)
+        self.say("ready", **info.to_dict())
+
+    @contextmanager
+    def device(self) -> Iterator[Callable[[], None]]:
+        """Gives a function that waits for the device; it is this process's to the end."""
+        if self.config.get("replay"):
+            yield lambda: None
+            return
+        if self._device_lock is None:
+            path = lock_path(self._kind)
+            self._device_lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = self._device_lock
+        try:
+            yield lambda: fcntl.flock(descriptor, fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def batch(self, order: Mapping[str, Any]) -> None:
+        """Measures kernels one by one; a poisoned worker stops after the one that did it."""
+        assert self.bench is not None
+        problem = self._problem(order)
+        for item in order["items"]:
+            self.say("prepare", id=item["id"])
+            began = 0.0
+            with self.device() as acquire:
+
+                def launched(acquire: Callable[[], None] = acquire, item: Item = item) -> None:
+                    nonlocal began
+                    acquire()
+                    began = time.perf_counter()
+                    self.say("launch", id=item["id"])
+
+                outcome = self.bench.run(self.kernel(item["kernel"]), problem, launched)
+                busy = time.perf_counter() - began if began else 0.0
+            self.say("result", id=item["id"], busy_s=busy, **outcome.to_dict())
+            if outcome.is_poisoned:
+                return
+        self.say("end")
+
+    def leaders(self, order: Mapping[str, Any]) -> None:
+        """Measures the leaders of a problem in turn; all results come together at the end."""
+        assert self.bench is not None
+        items, at = order["items"], 0
+        for item in items:
+            self.say("prepare", id=item["id"])
+        began = time.perf_counter()
+        with self.device() as acquire:
+
+            def launched(index: int) -> None:
+                nonlocal at, began
+                if index == at == 0:
+                    acquire()
+                at = index
+                self.say("launch", id=items[index]["id"])
+
+            kernels = [self.kernel(item["kernel"]) for item in items]
+            try:
+                found = self.bench.run_in_turn(kernels, self._problem(order), launched)
+            except Exception as failure:
+                outcome = self.bench.failed(failure, "launch_error")
+                self.say("result", id=items[at]["id"], busy_s=0.0, **outcome.to_dict())
+                if not outcome.is_poisoned:
+                    self.say("end")
+                return
+        busy = (time.perf_counter() - began) / len(items)
+        for item, outcome in zip(items, found, strict=True):
+            self.say("result", id=item["id"], busy_s=busy, **outcome.to_dict())
+        self.say("end")
+
+    def build(self, order: Mapping[str, Any]) -> None:
+        """Compiles kernels in parallel. On a CPU nobody measures meanwhile."""
+        arch = arch_from_dict(order["arch"])
+        self._kind = arch.kind
+        by_engine: dict[str, list[Item]] = {}
+        for item in order["items"]:
+            by_engine.setdefault(item["kernel"]["engine"], []).append(item)
+        with self.device() as acquire:
+            if arch.kind == "cpu":
+                acquire()
+            for name, items in by_engine.items():
+                self._build(self.engines[name], items, arch, order.get("jobs") or None)
+        self.say("end")
+
+    def _build(self, engine: Engine, items: Sequence[Item], arch: Arch, jobs: int | None) -> None:
+        ids = {self.kernel(item["kernel"]): item["id"] for item in items}
+
+        def done(build: Build) -> None:
+            self.say(
+                "built",
+                id=ids[build.kernel],
+                status=build.status,
+                message=build.message[-2000:],
+                compile_s=build.seconds,
+                was_cached=build.was_cached,
+                registers=build.resources.registers,
+                spills=build.resources.spills,
+                smem_bytes=build.resources.smem_bytes,
+                threads=build.resources.threads,
+            )
+
+        engine.build(list(ids), arch, max_workers=jobs, on_done=done)
+
+    def _problem(self, order: Mapping[str, Any]) -> Any:
+        return get_op(order["problem"]["op"]).problem.from_dict(order["problem"])
+
+
+def load_engine(spec: str) -> Engine:
+    """An engine by its name, or by `module:Class` for one that tilewise does not ship."""
+    if ":" not in spec:
+        return get_engine(spec)
+    module, _, name = spec.partition(":")
+    engine: Engine = getattr(import_module(module), name)()
+    return engine
+
+
+def die_with(parent: int) -> None:
+    """Has the system kill this process when its supervisor dies, whatever it is doing then."""
+    with suppress(OSError, AttributeError):
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+def limit_memory(most: int) -> None:
+    """Turns exhausted memory into a failed allocation here, before it is felt elsewhere."""
+    if most:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    with suppress(OSError):  # and if the system runs short all the same, it takes us first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def main() -> None:
+    """Reads orders until standard input ends."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    config = json.loads(sys.stdin.readline())
+    die_with(int(config.get("parent", 0)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    worker = Worker(config, channel)
+    try:
+        if config["role"] == "build":
+            worker.load_engines()
+            worker.say("ready")
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES))
+            worker.start()
+    except TilewiseError as error:
+        worker.say("refused", message=str(error))
+        return
+    orders = {"batch": worker.batch, "leaders": worker.leaders, "build": worker.build}
+    for line in sys.stdin:
+        order = json.loads(line)
+        orders[order["do"]](order)
+
+
+if __name__ == "__main__":
+    main()
