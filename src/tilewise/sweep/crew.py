@@ -32,6 +32,8 @@ class WorkerConfig:
     limits: Limits = field(default_factory=Limits)
     jobs: int = 0
     """Compilers at once; 0 for one per core."""
+    memory_bytes: int = 0
+    """What a worker on a CPU may allocate; 0 for most of what is free."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def spawn(self, role: str, **environment: str) -> WorkerProcess:
@@ -49,7 +51,7 @@ class WorkerConfig:
                 "engines": list(self.engines),
                 "policy": self.policy.to_dict(),
                 "replay": self.replay,
-                "memory_bytes": 0 if self.replay else _memory_limit(),
+                "memory_bytes": 0 if self.replay else self.memory_bytes or _memory_limit(),
             },
             {**set_threads, **self.environment, **environment},
             package,

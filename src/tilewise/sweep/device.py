@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,6 +83,8 @@ def toolchain(engine: Engine) -> str:
 
 
 def _versions(*packages: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     found = []
     for package in packages:
         try:

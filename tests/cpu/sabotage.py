@@ -1,0 +1,121 @@
+"""An engine whose kernels go wrong in every way a kernel can, loaded by real workers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel, trait
+from tilewise.core.problem import Problem
+from tilewise.engines.contract import Build, Engine, Plan
+from tilewise.errors import BuildError, ExecutionError
+
+EXPECTED = {
+    "fine": "ok",
+    "babble": "ok",
+    "trap": "ok",
+    "spoil": "ok",
+    "spin": "timeout",
+    "sleep": "timeout",
+    "segfault": "crash",
+    "abort": "crash",
+    "heap": "crash",
+    "quit": "crash",
+    "hog": "out_of_memory",
+    "vanish": "out_of_memory",
+    "exhausted": "out_of_memory",
+    "refuse": "launch_error",
+    "wrong": "wrong_result",
+    "nothing": "wrong_result",
+    "zeros": "wrong_result",
+    "overrun": "wrong_result",
+    "unbuildable": "compile_error",
+    "oversized": "over_limit",
+    "compiler_crash": "compile_error",
+}
+"""What each deed must be recorded as."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SabotageKernel(Kernel):
+    engine: ClassVar[str] = "sabotage"
+
+    deed: str = trait("", tuple(EXPECTED))
+    serial: int = trait("s", (0,), default=0)
+
+    def __post_init__(self) -> None:
+        self.check_choices()
+
+    @property
+    def op(self) -> str:
+        return "gemm"
+
+    @classmethod
+    def only_op(cls) -> str:
+        return "gemm"
+
+
+class SabotagePlan(Plan):
+    workspace_bytes = 0
+
+    def __init__(self, kernel: SabotageKernel, problem: Any) -> None:
+        self.kernel: SabotageKernel = kernel
+        self.problem = problem
+        self._run = ctypes.CDLL(os.environ["SABOTAGE_LIBRARY"]).run
+        self._run.argtypes = (ctypes.c_char_p, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
+
+    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
+        if self.kernel.deed == "exhausted":
+            raise MemoryError("no memory for 1 TiB")
+        a, b = operands
+        p = self.problem
+        addresses = (a.ctypes.data, b.ctypes.data, out.ctypes.data)
+        status = self._run(self.kernel.deed.encode(), *addresses, p.m, p.n, p.k)
+        if status:
+            raise ExecutionError(f"{self.kernel.name} reported status {status}")
+
+
+class SabotageEngine(Engine):
+    name = "sabotage"
+    kernel_types = (SabotageKernel,)
+
+    def why_unavailable(self) -> str | None:
+        return None
+
+    def toolchain(self) -> str:
+        return "sabotage 1"
+
+    def build(
+        self,
+        kernels: Sequence[Kernel],
+        arch: Arch,
+        *,
+        max_workers: int | None = None,
+        on_done: Callable[[Build], None] | None = None,
+    ) -> list[Build]:
+        found = []
+        for kernel in kernels:
+            assert isinstance(kernel, SabotageKernel)
+            if kernel.deed == "compiler_crash":
+                os.abort()
+            status = EXPECTED[kernel.deed]
+            status = status if status in ("compile_error", "over_limit") else "ok"
+            message = "" if status == "ok" else "it was sabotaged"
+            found.append(Build(kernel=kernel, status=status, message=message, seconds=0.01))
+            if on_done is not None:
+                on_done(found[-1])
+        return found
+
+    def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> SabotagePlan:
+        assert isinstance(kernel, SabotageKernel)
+        if EXPECTED[kernel.deed] in ("compile_error", "over_limit"):
+            raise BuildError(f"{kernel.name} does not compile")
+        return SabotagePlan(kernel, problem)
+
+
+def why_unusable(kernel: Kernel, problem: Problem | None, arch: Arch) -> str | None:
+    return None

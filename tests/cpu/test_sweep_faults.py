@@ -1,0 +1,149 @@
+"""Sabotaged kernels through real workers: each costs one measurement, and only its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewise.core.measurement import Policy
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.sweep.crew import WorkerConfig
+from tilewise.sweep.local import LocalExecutor
+from tilewise.sweep.run import Options, Summary, sweep
+from tilewise.sweep.store import Store
+from tilewise.sweep.supervisor import Limits
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from sabotage import EXPECTED, SabotageKernel, why_unusable  # noqa: E402
+
+POLICY = Policy(time_ms=1.0, warmup=1, min_repeats=2, max_repeats=5, rounds=2, threads=1)
+PROBLEMS = [GemmProblem(m=7, n=5, k=9), GemmProblem(m=16, n=8, k=4)]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("sabotage") / "sabotage.so"
+    # Unoptimised: a compiler that sees through the sabotage removes it.
+    source = HERE / "sabotage.c"
+    subprocess.run(["cc", "-O0", "-w", "-shared", "-fPIC", source, "-o", target], check=True)
+    return target
+
+
+def run(
+    store: Path,
+    library: Path,
+    deeds: list[str],
+    *,
+    problems: list[GemmProblem] = PROBLEMS,
+    batch: int = 20,
+    **options: object,
+) -> Summary:
+    """Sweeps kernels with the given deeds over the problems."""
+    config = WorkerConfig(
+        engines=("sabotage:SabotageEngine",),
+        policy=POLICY,
+        kind="cpu",
+        limits=Limits(timeout_s=1.0, prepare_s=30.0, batch=batch),
+        memory_bytes=512 << 20,
+        environment={
+            "SABOTAGE_LIBRARY": str(library),
+            "PYTHONPATH": f"{HERE}:{HERE.parent.parent / 'src'}",
+        },
+    )
+    kernels = [SabotageKernel(deed=deed, serial=at) for at, deed in enumerate(deeds)]
+    return sweep(
+        *(store, problems, kernels, LocalExecutor(config), POLICY),
+        options=Options(**options),  # type: ignore[arg-type]
+        why_unusable=why_unusable,
+    )
+
+
+def outcomes(store: Path) -> dict[tuple[str, str], str]:
+    """(problem, kernel) -> status of the first pass, every row counted once."""
+    rows = [r for r in Store(store).measurements(latest=False) if r.stage != "leader"]
+    found = {(r.problem, r.kernel): r.status for r in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_bad_kernel_costs_its_own_measurement_alone(library: Path, tmp_path: Path) -> None:
+    deeds = [word for deed in EXPECTED for word in (deed, "fine")]
+    summary = run(tmp_path, library, deeds, problems=PROBLEMS[:1], give_up_after=0, batch=7)
+    found = outcomes(tmp_path)
+    assert len(found) == len(deeds)
+    for (_, kernel), status in found.items():
+        deed = next(d for d in EXPECTED if kernel.startswith(f"gemm_sabotage_{d}_s"))
+        assert status == EXPECTED[deed], kernel
+    assert summary.remaining == 0
+    assert summary.workers_lost >= 7
+    for row in Store(tmp_path).measurements(latest=False):
+        assert (row.time_us is not None) == row.is_ok
+        assert row.is_ok or row.message
+
+
+def test_an_innocent_kernel_is_not_blamed_for_a_spoilt_worker(
+    library: Path, tmp_path: Path
+) -> None:
+    # After `trap` whatever runs next in that process crashes; `spoil` overwrites the inputs.
+    run(tmp_path, library, ["trap", "fine", "spoil", "fine"])
+    assert set(outcomes(tmp_path).values()) == {"ok"}
+
+
+def test_known_bad_kernels_are_skipped_and_retried_on_request(
+    library: Path, tmp_path: Path
+) -> None:
+    deeds = ["fine", "segfault", "wrong"]
+    first = run(tmp_path, library, deeds)
+    assert first.by_status["crash"] == first.by_status["wrong_result"] == len(PROBLEMS)
+    again = run(tmp_path, library, deeds)
+    assert (again.rows, again.workers_lost) == (0, 0)
+    retried = run(tmp_path, library, deeds, retry_failed=True)
+    assert retried.rows == 2 * len(PROBLEMS)
+    rows = list(Store(tmp_path).measurements(latest=False))
+    assert {r.attempt for r in rows if r.stage == "retry"} == {1}
+    assert len({r.identity for r in rows}) == len(rows)
+
+
+def test_a_kernel_that_keeps_crashing_is_given_up(library: Path, tmp_path: Path) -> None:
+    summary = run(tmp_path, library, ["fine", "abort"], give_up_after=1)
+    assert summary.by_status["crash"] == 1
+    assert len(outcomes(tmp_path)) == 2 * len(PROBLEMS) - 1
+    again = run(tmp_path, library, ["fine", "abort"], give_up_after=1)
+    assert (again.rows, again.skipped) == (0, 1)
+
+
+def test_bad_kernels_are_remembered_under_another_policy(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, library, ["fine", "segfault"])
+    monkeypatch.setitem(globals(), "POLICY", Policy(**{**POLICY.to_dict(), "max_repeats": 6}))
+    summary = run(tmp_path, library, ["fine", "segfault"])
+    assert dict(summary.by_status).keys() == {"ok"}
+    assert summary.skipped == len(PROBLEMS)
+
+
+def test_the_budget_stops_in_time_and_keeps_rows(library: Path, tmp_path: Path) -> None:
+    deeds = ["fine", *["sleep"] * 30]
+    summary = run(tmp_path, library, deeds, give_up_after=0, budget_s=3.0)
+    assert summary.stopped == "budget"
+    assert summary.remaining > 0
+    assert 0 < summary.rows == len(list(Store(tmp_path).measurements(latest=False)))
+
+
+def test_resources_and_provenance_are_recorded(library: Path, tmp_path: Path) -> None:
+    run(tmp_path, library, ["fine"])
+    for row in Store(tmp_path).measurements():
+        assert row.compile_s == 0.01
+        assert row.toolchain == "sabotage 1"
+        assert row.arch.startswith(("x86", "cpu"))
+        assert row.rel_error is not None
+        assert row.rel_error < 1e-6
+        assert row.tflops is not None
+        assert row.gb_s is not None
+        assert row.run_id
+        assert row.measured_at > 1.7e9
