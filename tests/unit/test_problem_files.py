@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.core.problem import Problem
@@ -279,6 +279,7 @@ label_text = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=9
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl"])
+@settings(max_examples=40, deadline=None)
 @given(problems=st.lists(st.one_of(gemms, convs), min_size=1, max_size=9), label=label_text)
 def test_what_is_written_reads_back(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, problems: list[Problem], label: str

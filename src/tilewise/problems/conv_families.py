@@ -175,8 +175,7 @@ def volume(rng: Random) -> dict[str, Any]:
     return {
         **drawn,
         "n": log_uniform(rng, 1, 16),
-        "c": log_uniform(rng, 8, 512, 8),
-        "k": log_uniform(rng, 8, 512, 8),
+        **_channels(rng, 512),
         "d": rng.choice((4, 8, 16, 32, 64)),
         "z": z,
         "stride_d": stride if z > 1 else 1,
@@ -187,18 +186,26 @@ def volume(rng: Random) -> dict[str, Any]:
 def sequence(rng: Random) -> dict[str, Any]:
     """1-D layers of audio and text networks."""
     taps, dilation = rng.choice((1, 3, 5, 7, 15)), rng.choice((1, 1, 1, 2, 4, 8))
-    channels = log_uniform(rng, 8, 1024, 8)
     return {
         "n": log_uniform(rng, 1, 64),
-        "c": channels,
-        "k": rng.choice((channels, log_uniform(rng, 8, 1024, 8))),
-        "g": rng.choice((1, 1, 1, channels)) if rng.random() < 0.5 else 1,
+        **_channels(rng, 1024),
         "w": log_uniform(rng, 32, 32768),
         "x": taps,
         "stride_w": rng.choice((1, 1, 2)),
         "dilation_w": dilation,
         "pad_w": dilation * (taps // 2),
     }
+
+
+def _channels(rng: Random, most: int) -> dict[str, int]:
+    """Mostly dense; a fifth of the layers is depthwise, a fifth grouped."""
+    c, k = (log_uniform(rng, 8, most, 8) for _ in range(2))
+    kind = rng.randrange(5)
+    if kind == 0:
+        return {"c": c, "k": c, "g": c}
+    if kind == 1:
+        return {"c": c, "k": k, "g": rng.choice((2, 4, 8))}
+    return {"c": c, "k": k, "g": 1}
 
 
 FAMILIES: dict[str, Draw] = {
