@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Self
 
 from tilewise.core.arch import Arch
@@ -40,7 +40,7 @@ class Kernel(ABC):
     @classmethod
     def traits(cls) -> tuple[Field[Any], ...]:
         """The fields that make up this kind of kernel, in the order of its name."""
-        return tuple(f for f in fields(cls) if "tag" in f.metadata)
+        return _traits(cls)
 
     @classmethod
     def space(cls) -> dict[str, tuple[Value, ...]]:
@@ -48,11 +48,11 @@ class Kernel(ABC):
         return {f.name: f.metadata["choices"] for f in cls.traits()}
 
     @classmethod
-    def is_dead_end(cls, values: Mapping[str, Any], arch: Arch) -> bool:
+    def is_dead_end(cls, values: dict[str, Any], arch: Arch) -> bool:
         """Whether no kernel with these trait values is legal on `arch`.
 
-        `values` holds the first traits only, in order: a kind of kernel whose space is far larger
-        than its legal part cuts whole branches here, by the same rules that judge a kernel.
+        `values` holds the first traits only, the newest last: a kind of kernel whose space is far
+        larger than its legal part cuts whole branches here, by the rules that judge a kernel.
         """
         return False
 
@@ -137,6 +137,11 @@ class Kernel(ABC):
     def is_deterministic(self) -> bool:
         """Whether equal inputs give equal bits every time."""
         return True
+
+
+@cache
+def _traits(cls: type[Kernel]) -> tuple[Field[Any], ...]:
+    return tuple(f for f in fields(cls) if "tag" in f.metadata)
 
 
 @lru_cache(maxsize=65536)

@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.core.expressions import parse
+from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
-from tilewise.errors import FileError, InputError, KernelError
+from tilewise.errors import ExpressionError, FileError, InputError, KernelError
 from tilewise.ops.contract import Op, get_op
 
 SCHEMA = 1
 MAX_COMBINATIONS = 2_000_000
 """How many combinations one block may visit; a wider one is a mistake, not a pool."""
 
+_DERIVED = frozenset(("name", "engine", "op"))
 _BLOCK_KEYS = ("engine", "traits", "archs", "ops", "filter", "comment")
 
 
@@ -43,12 +44,15 @@ class Expansion:
     impossible: int = 0
     """Combinations that are no kernel at all, on any architecture or on this one."""
     duplicates: int = 0
+    filtered: int = 0
+    """Combinations that a block's filter leaves out."""
     illegal: Counter[str] = field(default_factory=Counter)
     """Reason -> combinations that are kernels but cannot run on this architecture."""
 
     @property
     def combinations(self) -> int:
-        return len(self.kernels) + self.impossible + self.duplicates + self.illegal.total()
+        skipped = self.impossible + self.duplicates + self.filtered + self.illegal.total()
+        return len(self.kernels) + skipped
 
 
 def expand(config: Sequence[Mapping[str, Any]], op: Op, arch: Arch) -> list[Kernel]:
@@ -103,14 +107,12 @@ def filter_kernels(kernels: Iterable[Kernel], expression: str) -> list[Kernel]:
     """
     given = list(kernels)
     names = {kind: frozenset(f.name for f in fields(kind)) for kind in {type(k) for k in given}}
-    extra = frozenset(("name", "engine", "op"))
-    test = parse(expression, extra.union(*names.values()))
-    return [
-        kernel
-        for kernel in given
-        if test.fields <= names[type(kernel)] | extra
-        and test({name: getattr(kernel, name) for name in test.fields})
-    ]
+    test = parse(expression, _DERIVED.union(*names.values()))
+    return [k for k in given if test.fields <= names[type(k)] | _DERIVED and _holds(test, k)]
+
+
+def _holds(test: Expression, kernel: Kernel) -> bool:
+    return bool(test({name: getattr(kernel, name) for name in test.fields}))
 
 
 def dump_kernels(kernels: Iterable[Kernel]) -> str:
@@ -167,19 +169,16 @@ def _expand_block(
     kind = op.kernel_type(block["engine"])
     choices = _choices(kind, block.get("traits", {}), at)
     fixed = {"op_name": op.name} if any(f.name == "op_name" for f in fields(kind)) else {}
-    found: list[Kernel] = []
-    for values in _combinations(kind, choices, fixed, arch, result, at):
+    test = _block_filter(kind, block, at)
+    for values in _combinations(kind, choices, fixed, test, arch, result, at):
         try:
-            found.append(kind(**values))
+            kernel = kind(**values)
         except KernelError:
             result.impossible += 1
-    if block.get("filter"):
-        kept = filter_kernels(found, block["filter"])
-        result.illegal["the block's filter leaves it out"] += len(found) - len(kept)
-        found = kept
-    for kernel in found:
-        why = op.why_unusable(kernel, None, arch)
-        if why is not None:
+            continue
+        if test and not _holds(test, kernel):
+            result.filtered += 1
+        elif (why := op.why_unusable(kernel, None, arch)) is not None:
             result.illegal[why] += 1
         elif kernel in seen:
             result.duplicates += 1
@@ -188,17 +187,31 @@ def _expand_block(
             result.kernels.append(kernel)
 
 
+def _block_filter(kind: type[Kernel], block: Mapping[str, Any], at: str) -> Expression | None:
+    if not block.get("filter"):
+        return None
+    try:
+        return parse(str(block["filter"]), {f.name for f in fields(kind)} | _DERIVED)
+    except ExpressionError as error:
+        raise InputError(f"{at}: filter: {error}") from None
+
+
 def _combinations(
     kind: type[Kernel],
     choices: Mapping[str, tuple[Value, ...]],
     fixed: Mapping[str, Any],
+    test: Expression | None,
     arch: Arch,
     result: Expansion,
     at: str,
 ) -> Iterator[dict[str, Any]]:
-    """Every combination of the choices, less the branches that the kind calls dead."""
+    """Every combination of the choices, less the branches that the kind or the filter cuts."""
     names = list(choices)
     below = [prod(len(choices[name]) for name in names[level:]) for level in range(len(names) + 1)]
+    asked = test.fields if test else frozenset()
+    # The filter speaks as soon as its last field is set.
+    decided = max((names.index(n) for n in asked if n in choices), default=len(names))
+    decided = decided if asked <= choices.keys() else len(names)
     visited = 0
 
     def descend(level: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -211,13 +224,16 @@ def _combinations(
                 )
             yield dict(values)
             return
-        for value in choices[names[level]]:
-            values[names[level]] = value
+        name = names[level]
+        for value in choices[name]:
+            values[name] = value
             if kind.is_dead_end(values, arch):
                 result.impossible += below[level + 1]
+            elif level == decided and test and not test(values):
+                result.filtered += below[level + 1]
             else:
                 yield from descend(level + 1, values)
-        del values[names[level]]
+        del values[name]
 
     yield from descend(0, dict(fixed))
 
