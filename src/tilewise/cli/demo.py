@@ -63,6 +63,7 @@ class Row:
     label: str
     problem: Problem
     kernel: str = ""
+    summary: str = ""
     path: str = ""
     error: float = 0.0
     is_right: bool = False
@@ -118,6 +119,7 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
     result = registry.run(problem, *operands)
     expected = get_op(problem.op).reference(problem, *operands)
     row = Row(label, problem, kernel=result.kernel.name, path=result.path)
+    row.summary = _summary(result.kernel)
     row.error = float(np.linalg.norm(result.out - expected) / np.linalg.norm(expected))
     row.is_right = row.error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
     plan, _ = registry.dispatcher.plan(problem)
@@ -130,6 +132,14 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
         vendor = get_engine("vendor").plan(kernel, problem, registry.arch)
         row.vendors[name] = _gflops(problem, vendor.bind(operands, result.out))
     return row
+
+
+def _summary(kernel: Kernel) -> str:
+    """A kernel in two words: its family and its register tile."""
+    family = getattr(kernel, "family", kernel.engine)
+    if kernel.engine == "vendor":
+        return f"vendor ({kernel.to_dict()['library']})"
+    return f"{family} {'x'.join(map(str, getattr(kernel, 'tile', ())[:2]))}"
 
 
 def _gflops(problem: Problem, call: Callable[[], Any], seconds: float = 0.15) -> float:
@@ -151,7 +161,7 @@ def _show(rows: list[Row]) -> None:
         best = max(vendors.values(), default=0.0)
         shown.append(
             [
-                *(row.label, row.kernel.removeprefix(f"{row.problem.op}_"), row.path),
+                *(row.label, row.summary, row.path),
                 "right" if row.is_right else f"WRONG ({row.error:.1e})",
                 f"{row.gflops:.1f}",
                 *(f"{vendors[v]:.1f}" if v in vendors else "" for v in ("NumPy", "PyTorch")),

@@ -100,10 +100,14 @@ def count(
             {"engine": e, "family": f, "dtype": d, "count": n} for (e, f, d), n in counts.items()
         ]
         return emit({"op": op, "arch": chosen.name, "count": sum(counts.values()), "by": rows})
+    dtypes = sorted({d for _, _, d in counts})
     table(
         f"{sum(counts.values()):,} kernels of {op} on {chosen.label}",
-        ["engine", "family", "dtype", "kernels"],
-        [[*key, number] for key, number in sorted(counts.items())],
+        ["engine", "family", *dtypes],
+        [
+            [e, f, *(counts.get((e, f, d), "") for d in dtypes)]
+            for e, f in sorted({(e, f) for e, f, _ in counts})
+        ],
     )
     return None
 

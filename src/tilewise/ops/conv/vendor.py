@@ -48,7 +48,8 @@ def bind_torch(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Calla
 def bind_numpy(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
     """Convolution as one matrix product per filter tap, so that no column matrix is stored."""
     wide = np.float64 if problem.dtype == "int8" else np.float32
-    return lambda: _by_taps(problem, *operands, wide).reshape(out.shape).astype(out.dtype)
+    x, y = operands
+    return lambda: _by_taps(problem, x, y, wide).reshape(out.shape).astype(out.dtype)
 
 
 def _by_taps(p: ConvProblem, first: Array, second: Array, wide: Any) -> Array:
@@ -62,29 +63,32 @@ def _by_taps(p: ConvProblem, first: Array, second: Array, wide: Any) -> Array:
     }
     pads = (p.pad_d, p.pad_h, p.pad_w)
     padded = [*sizes["x"][:3], *(s + 2 * q for s, q in zip((p.d, p.h, p.w), pads, strict=True))]
-    inside = tuple(slice(q, q + s) for q, s in zip(pads, (p.d, p.h, p.w), strict=True))
+    spans = zip(pads, (p.d, p.h, p.w), strict=True)
+    inside: Any = (..., *(slice(q, q + s) for q, s in spans))
     x = np.zeros(padded, wide)
     if "x" in held:
-        x[(..., *inside)] = held["x"]
+        x[inside] = held["x"]
     w = held.get("w", np.zeros(sizes["w"], wide))
     y = held.get("y", np.zeros(sizes["y"], wide))
     for at in np.ndindex(p.z, p.y, p.x):
-        window = x[(..., *_window(p, at))]
-        tap = (..., *at)
+        window = x[_window(p, at)]
+        tap: Any = (..., *at)
         if p.direction == "fwd":
             y += np.einsum("gkc,ngcdhw->ngkdhw", w[tap], window, optimize=True)
         elif p.direction == "bwd_data":
             window += np.einsum("gkc,ngkdhw->ngcdhw", w[tap], y, optimize=True)
         else:
             w[tap] = np.einsum("ngkdhw,ngcdhw->gkc", y, window, optimize=True)
-    return {"fwd": y, "bwd_data": x[(..., *inside)], "bwd_weight": w}[p.direction]
+    results: dict[str, Array] = {"fwd": y, "bwd_data": x[inside], "bwd_weight": w}
+    return results[p.direction]
 
 
-def _window(p: ConvProblem, at: tuple[int, ...]) -> tuple[slice, ...]:
+def _window(p: ConvProblem, at: tuple[int, ...]) -> Any:
     """The padded input positions that one filter tap reads."""
     starts = (at[0] * p.dilation_d, at[1] * p.dilation_h, at[2] * p.dilation_w)
     strides = (p.stride_d, p.stride_h, p.stride_w)
     counts = (p.out_d, p.out_h, p.out_w)
-    return tuple(
+    spans = (
         slice(a, a + (n - 1) * s + 1, s) for a, s, n in zip(starts, strides, counts, strict=True)
     )
+    return (..., *spans)
