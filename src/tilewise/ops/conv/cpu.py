@@ -54,7 +54,13 @@ def _instance(kernel: CpuConvKernel) -> tuple[str, str, tuple[bool | int | str, 
             "Gather",
             (is_backward, is_nhwc, source, k.mr, k.nv, k.kc, k.block),
         )
-    raise NotImplementedError(k.family)
+    if k.family == "merged":
+        if k.op == "conv_bwd_weight":
+            return "conv_merged.hpp", "MergedWeight", (k.split == "pixels", k.kc, k.block)
+        return "conv_merged.hpp", "MergedLanes", (is_backward, k.kc, k.mr, k.block)
+    if k.op == "conv_bwd_weight":
+        return "conv_depthwise.hpp", "DepthwiseWeight", (k.kc,)
+    return "conv_depthwise.hpp", "DepthwiseRows", (is_backward, k.kc, k.mr, k.nv)
 
 
 def _cpp(value: bool | int | str) -> str:

@@ -15,8 +15,6 @@ DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8")
 FAMILIES = ("implicit", "direct", "pointwise", "merged", "depthwise")
 LANES = {"avx2": 8, "avx512": 16}
 REGISTERS = {"avx2": 16, "avx512": 32}
-MOST_MERGED = 16
-"""Channels of a group up to which merging groups pays."""
 EXACT_TERMS = 1024
 """int8 products whose sum is exact in fp32."""
 
@@ -46,7 +44,10 @@ class CpuConvKernel(Kernel):
     mr: int = trait("m", (1, 2, 3, 4, 6, 7, 8, 9, 12, 14), doc="broadcast rows of the tile")
     nv: int = trait("v", (1, 2, 3, 4, 6), doc="vectors of the tile")
     kc: int = trait(
-        "k", (0, 8, 16, 32, 64, 128, 256, 512), doc="channels (direct) or reduction per pass"
+        "k",
+        (0, 1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128, 256, 512),
+        doc="reduction per pass, channels per pass (direct), sources of a group (merged) or "
+        "filter width (depthwise)",
     )
     block: int = trait("b", (64, 128, 256, 512, 1024), doc="pixels that stay in cache together")
     split: str = trait(
@@ -128,8 +129,10 @@ def why_unusable(kernel: CpuConvKernel, problem: ConvProblem | None, arch: Arch)
         return f"int8 is exact up to {EXACT_TERMS} taps and output columns"
     if kernel.family == "pointwise" and not p.is_pointwise:
         return "the filter is not 1x1 over all pixels"
-    if kernel.family == "merged" and max(p.c, p.k) > MOST_MERGED * p.g:
-        return f"groups have more than {MOST_MERGED} channels"
-    if kernel.family == "depthwise" and (p.c > p.g or p.k > p.g):
-        return "groups have more than one channel"
+    if kernel.family == "merged":
+        sources = (p.k if kernel.op == "conv_bwd_data" else p.c) // p.g
+        if sources != kernel.kc:
+            return f"it is for groups of {kernel.kc} sources, these have {sources}"
+    if kernel.family == "depthwise" and not p.c == p.k == p.g:
+        return "it is for groups of one channel"
     return None

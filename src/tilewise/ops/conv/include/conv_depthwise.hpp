@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: MIT
+// Depthwise convolution over nchw: every channel is an image of its own.
+//
+// A channel is copied once into padded planes that fit the first cache levels. With a stride of one
+// and a square filter of kTaps, kRows result rows are kept in registers, so a loaded vector serves
+// every filter row that needs it. Anything else runs tap by tap over the flattened planes.
+#pragma once
+#include <type_traits>
+
+#include "conv_pack.hpp"
+
+namespace tw {
+
+template <class InT, class OutT, bool kBackward, int kTaps, int kRows, int kNv>
+struct DepthwiseRows {
+  using In = InT;
+  using Out = OutT;
+  using Sum = typename std::conditional<std::is_same<In, int8_t>::value, int32_t, float>::type;
+  static constexpr int kStep = kNv * kLanes;
+  // Vectors may reach this far beyond the last pixel.
+  static constexpr int64_t kSlack = 2 * kStep + 2 * kLanes;
+
+  const tw_conv_args* args;
+  Roles roles;
+  int64_t views, workers, channels;
+  int64_t image_floats = 0, result_floats = 0, most_taps = 0;
+  View* view;
+  Planes* planes;
+  int64_t** offsets;
+  bool* is_square;
+
+  void plan(const tw_conv_args* a, Arena& arena) {
+    args = a;
+    roles = roles_of<kBackward>(a);
+    views = view_count<kBackward>(a);
+    workers = threads_of(a);
+    channels = a->g;
+    view = arena.take<View>(views);
+    planes = arena.take<Planes>(views);
+    offsets = arena.take<int64_t*>(views);
+    is_square = arena.take<bool>(views);
+    for (int64_t i = 0; i < views; ++i) {
+      View v;
+      make_view<kBackward>(a, i, v, arena);
+      const Planes p = planes_of(v, v.axis[1].count, arena);
+      int64_t* at = arena.take<int64_t>(v.taps);
+      if (arena.base) {
+        view[i] = v, planes[i] = p, offsets[i] = at, is_square[i] = square_of(v);
+        if (v.taps) tap_offsets(v, p, at, 1);
+      }
+      const int64_t bound = v.taps ? planes_bound(a, v, v.axis[1].count) : 0;
+      image_floats = max_of(image_floats, bound + kSlack + kRows * (v.axis[2].count + a->filter[2] * a->dilation[2] + 2));
+      result_floats = max_of(result_floats, max_of(bound, v.axis[1].count * v.axis[2].count) + kSlack);
+      most_taps = max_of(most_taps, v.taps);
+    }
+  }
+
+  int64_t worker_bytes() const {
+    return round_up((image_floats + args->stride[2] * result_floats + most_taps * kLanes) * 4 + 512, 4096);
+  }
+
+  // result[q] = sum over taps of weight[t] * image[q + offset[t]], for all q of the planes' rows.
+  static void any_taps(float* result, const float* image, const float* weight, const int64_t* offset, int64_t taps, int64_t count) {
+    for (int64_t q = 0; q < count; q += kStep) {
+      vf acc[kNv];
+      TW_UNROLL
+      for (int v = 0; v < kNv; ++v) acc[v] = vf{};
+      for (int64_t t = 0; t < taps; ++t) {
+        const vf x = splat(weight[t]);
+        const float* at = image + q + offset[t];
+        TW_UNROLL
+        for (int v = 0; v < kNv; ++v) acc[v] = mac(x, load(at + v * kLanes), acc[v]);
+      }
+      TW_UNROLL
+      for (int v = 0; v < kNv; ++v) store(result + q + v * kLanes, acc[v]);
+    }
+  }
+
+  // kRows rows of kLanes results each, from kRows + kTaps - 1 rows of the image.
+  template <class Store>
+  static TW_INLINE void row_block(const float* image, int64_t pitch, const float* weight, Store put) {
+    vf acc[kRows];
+    TW_UNROLL
+    for (int r = 0; r < kRows; ++r) acc[r] = vf{};
+    TW_UNROLL
+    for (int i = 0; i < kRows + kTaps - 1; ++i) {
+      TW_UNROLL
+      for (int x = 0; x < kTaps; ++x) {
+        const vf pixel = load(image + i * pitch + x);
+        TW_UNROLL
+        for (int y = 0; y < kTaps; ++y)
+          if (i - y >= 0 && i - y < kRows) acc[i - y] = mac(load(weight + (y * kTaps + x) * kLanes), pixel, acc[i - y]);
+      }
+    }
+    TW_UNROLL
+    for (int r = 0; r < kRows; ++r) put(r, acc[r]);
+  }
+
+  static TW_NOINLINE void square_taps(Out* out, int64_t out_row, const float* image, int64_t pitch, const float* weight, int64_t high,
+                          int64_t wide) {
+    for (int64_t r = 0; r < high; r += kRows) {
+      const int64_t rows = min_of(kRows, high - r);
+      for (int64_t q = 0; q < wide; q += kLanes) {
+        const int64_t lanes = min_of(kLanes, wide - q);
+        const float* at = image + r * pitch + q;
+        Out* to = out + r * out_row + q;
+        if (rows == kRows && lanes == kLanes)
+          row_block(at, pitch, weight, [&](int i, vf sum) { put(to + i * out_row, sum); });
+        else
+          row_block(at, pitch, weight, [&](int i, vf sum) {
+            if (i < rows) put_n(to + i * out_row, sum, lanes);
+          });
+      }
+    }
+  }
+
+  static TW_INLINE void put(Out* at, vf sum) {
+    if constexpr (std::is_same<Sum, int32_t>::value)
+      store_out(at, __builtin_convertvector(sum, vi));
+    else
+      store_out(at, sum);
+  }
+  static TW_INLINE void put_n(Out* at, vf sum, int64_t n) {
+    if constexpr (std::is_same<Sum, int32_t>::value)
+      store_out_n(at, __builtin_convertvector(sum, vi), n);
+    else
+      store_out_n(at, sum, n);
+  }
+
+  static bool square_of(const View& v) {
+    return v.axis[0].taps == 1 && v.axis[1].taps == kTaps && v.axis[2].taps == kTaps && v.axis[1].jump == 1 &&
+           v.axis[2].jump == 1 && is_dense(v.axis[1]) && is_dense(v.axis[2]);
+  }
+  static bool is_dense(const Axis& x) {
+    const int64_t step = kBackward ? -1 : 1;
+    for (int64_t t = 1; t < x.taps; ++t)
+      if (x.base[t] != x.base[t - 1] + step) return false;
+    return x.step == 1;
+  }
+
+  void channel(float* scratch, int64_t n, int64_t c) const {
+    float* image = scratch;
+    float* weight = image + round_up(image_floats, 16);
+    float* result = weight + most_taps * kLanes;
+    const In* src = static_cast<const In*>(roles.src) + n * roles.src_n + c * roles.src_c;
+    const In* filter = static_cast<const In*>(roles.filter) + c * roles.w_group;
+    Out* dst = static_cast<Out*>(roles.dst) + n * roles.dst_n + c * roles.dst_c;
+    const int64_t stride = view[0].axis[2].jump;
+    // The phases of the width of one row come one after the other; they are woven together.
+    for (int64_t first = 0; first < views; first += stride) {
+      const View& base = view[first];
+      for (int64_t z = 0; z < base.axis[0].count; ++z) {
+        for (int64_t phase = 0; phase < stride; ++phase) {
+          const View& v = view[first + phase];
+          const Planes& p = planes[first + phase];
+          float* to = result + phase * result_floats;
+          if (v.pixels == 0) continue;
+          if (v.taps == 0) {
+            zero_run(to, v.axis[1].count * v.axis[2].count);
+            continue;
+          }
+          copy_planes(image, 0, src, roles, v, p, 1, z, 0);
+          const bool square = is_square[first + phase];
+          read_filter(weight, filter, v, square);
+          if (square) {
+            square_taps(dst + result_offset(roles, v, 0, z, 0, 0), roles.dst_s[1], image, p.pitch, weight, v.axis[1].count,
+                        v.axis[2].count);
+            continue;
+          }
+          any_taps(to, image, weight, offsets[first + phase], v.taps, (v.axis[1].count - 1) * p.pitch + v.axis[2].count);
+        }
+        if (!is_square[first]) weave(dst, result, first, z, stride);
+      }
+    }
+  }
+
+  void read_filter(float* weight, const In* filter, const View& v, bool square) const {
+    int64_t t = 0;
+    for (int64_t tz = 0; tz < v.axis[0].taps; ++tz)
+      for (int64_t ty = 0; ty < v.axis[1].taps; ++ty)
+        for (int64_t tx = 0; tx < v.axis[2].taps; ++tx, ++t) {
+          const float w = lane_of(filter[v.axis[0].index[tz] * roles.w_s[0] + v.axis[1].index[ty] * roles.w_s[1] + v.axis[2].index[tx] * roles.w_s[2]]);
+          // Backward, taps run against the pixels.
+          if (square)
+            store(weight + (kBackward ? v.taps - 1 - t : t) * kLanes, splat(w));
+          else
+            weight[t] = w;
+        }
+  }
+
+  void weave(Out* dst, const float* result, int64_t first, int64_t z, int64_t stride) const {
+    const View& base = view[first];
+    for (int64_t y = 0; y < base.axis[1].count; ++y) {
+      Out* row = dst + result_offset(roles, base, 0, z, y, 0);
+      if (stride == 1) {
+        const float* from = result + y * (base.taps ? planes[first].pitch : base.axis[2].count);
+        int64_t i = 0;
+        const int64_t wide = base.axis[2].count;
+        for (; i + kLanes <= wide; i += kLanes) put(row + i, load(from + i));
+        if (i < wide) put_n(row + i, load(from + i), wide - i);
+        continue;
+      }
+      const float* from[2];
+      for (int64_t phase = 0; phase < stride; ++phase) {
+        const View& v = view[first + phase];
+        const float* at = result + phase * result_floats + y * (v.taps ? planes[first + phase].pitch : v.axis[2].count);
+        if (stride == 2)
+          from[phase] = at;
+        else
+          for (int64_t i = 0; i < v.axis[2].count; ++i) row[i * stride + phase] = from_accumulator<Out>((Sum)at[i]);
+      }
+      if (stride == 2) {
+        const int64_t even = base.axis[2].count, odd = view[first + 1].axis[2].count;
+        for (int64_t i = 0; i < odd; ++i) row[2 * i] = single((from[0])[i]), row[2 * i + 1] = single((from[1])[i]);
+        if (even > odd) row[2 * odd] = single(from[0][odd]);
+      }
+    }
+  }
+  static TW_INLINE Out single(float x) { return from_accumulator<Out>((Sum)x); }
+
+  void run(Arena& arena) {
+    char* scratch = arena.base + round_up(arena.used, 64);
+    const int64_t bytes = worker_bytes(), total = args->n * channels;
+    const int64_t chunk = max_of(1, min_of(16, total / (4 * workers)));
+    parallel_tasks(args->pool, workers, ceil_div(total, chunk), [&](int64_t slot, int64_t task) {
+      for (int64_t i = task * chunk; i < min_of(total, (task + 1) * chunk); ++i)
+        channel(reinterpret_cast<float*>(scratch + slot * bytes), i / channels, i % channels);
+    });
+  }
+
+  static int64_t workspace(const tw_conv_args* given) {
+    const tw_conv_args args = packed_strides(given, false);
+    DepthwiseRows d;
+    Arena arena{nullptr};
+    d.plan(&args, arena);
+    return round_up(arena.used, 64) + d.workers * d.worker_bytes();
+  }
+  static int32_t execute(const tw_conv_args* given) {
+    const tw_conv_args args = packed_strides(given, false);
+    DepthwiseRows d;
+    Arena arena{static_cast<char*>(args.workspace)};
+    d.plan(&args, arena);
+    d.run(arena);
+    return 0;
+  }
+};
+
+// The gradient of a depthwise filter: one sum per tap and channel, over all images.
+template <class InT, class OutT, int kTaps>
+struct DepthwiseWeight {
+  using In = InT;
+  using Out = OutT;
+  using Sum = typename std::conditional<std::is_same<In, int8_t>::value, int32_t, float>::type;
+  // Filter rows whose sums are held in registers together.
+  static constexpr int kFit = (kRegisters - 4) / kTaps < 1 ? 1 : (kRegisters - 4) / kTaps;
+  static constexpr int kTogether = kFit < kTaps ? kFit : kTaps;
+  static constexpr int kAny = 8;
+  static constexpr int64_t kSlack = 2 * kLanes;
+
+  const tw_conv_args* args;
+  Roles roles;
+  View view;
+  Planes planes;
+  int64_t *offsets, workers, image_floats, grid_floats;
+
+  void plan(const tw_conv_args* a, Arena& arena) {
+    args = a;
+    roles = roles_of<false>(a);
+    workers = threads_of(a);
+    make_view<false>(a, 0, view, arena);
+    planes = planes_of(view, view.axis[1].count, arena);
+    offsets = arena.take<int64_t>(view.taps);
+    if (arena.base) tap_offsets(view, planes, offsets, 1);
+    image_floats = round_up(planes_bound(a, view, view.axis[1].count) + kSlack, 16);
+    const int64_t reach = (a->filter[2] - 1) * a->dilation[2] + 2;
+    grid_floats = round_up(view.axis[1].count * (view.axis[2].count + reach) + kSlack, 16);
+  }
+  int64_t worker_bytes() const { return round_up((image_floats + grid_floats + view.taps * (kLanes + 1)) * 4 + 256, 4096); }
+
+  // y on the grid of the planes: what lies between its rows is zero.
+  void copy_grid(float* grid, const In* y, int64_t count) const {
+    const int64_t wide = view.axis[2].count, pitch = planes.pitch;
+    for (int64_t r = 0; r < view.axis[1].count; ++r) {
+      copy_run(grid + r * pitch, y + r * args->y_s[1], wide);
+      zero_run(grid + r * pitch + wide, pitch - wide);
+    }
+    zero_run(grid + count, kLanes);
+  }
+
+  template <int kHigh>
+  static TW_NOINLINE void square_rows(float* sums, const float* image, int64_t pitch, const float* grid, int64_t count) {
+    vf acc[kHigh][kTaps];
+    TW_UNROLL
+    for (int y = 0; y < kHigh; ++y) {
+      TW_UNROLL
+      for (int x = 0; x < kTaps; ++x) acc[y][x] = vf{};
+    }
+    for (int64_t q = 0; q < count; q += kLanes) {
+      const vf d = load(grid + q);
+      TW_UNROLL
+      for (int y = 0; y < kHigh; ++y) {
+        TW_UNROLL
+        for (int x = 0; x < kTaps; ++x) acc[y][x] = mac(d, load(image + q + y * pitch + x), acc[y][x]);
+      }
+    }
+    TW_UNROLL
+    for (int y = 0; y < kHigh; ++y) {
+      TW_UNROLL
+      for (int x = 0; x < kTaps; ++x) add(sums + (y * kTaps + x) * kLanes, acc[y][x]);
+    }
+  }
+
+  static TW_NOINLINE void any_taps(float* sums, const float* image, const int64_t* offset, int64_t taps, const float* grid, int64_t count) {
+    vf acc[kAny];
+    const float* at[kAny];
+    for (int t = 0; t < kAny; ++t) acc[t] = vf{}, at[t] = image + offset[t < taps ? t : 0];
+    for (int64_t q = 0; q < count; q += kLanes) {
+      const vf d = load(grid + q);
+      TW_UNROLL
+      for (int t = 0; t < kAny; ++t) acc[t] = mac(d, load(at[t] + q), acc[t]);
+    }
+    TW_UNROLL
+    for (int t = 0; t < kAny; ++t)
+      if (t < taps) add(sums + t * kLanes, acc[t]);
+  }
+
+  // Lane sums of int8 products are exact in fp32; they go on as integers.
+  static TW_INLINE void add(float* sums, vf more) {
+    if constexpr (std::is_same<Sum, int32_t>::value)
+      store_as(sums, load_as<vi>(sums) + __builtin_convertvector(more, vi));
+    else
+      store(sums, load(sums) + more);
+  }
+
+  bool is_square() const {
+    const Axis *h = view.axis + 1, *w = view.axis + 2;
+    return view.axis[0].taps == 1 && h->taps == kTaps && w->taps == kTaps && h->step == 1 && w->step == 1 &&
+           args->dilation[1] == 1 && args->dilation[2] == 1;
+  }
+
+  void channel(float* scratch, int64_t c) const {
+    float* image = scratch;
+    float* grid = image + image_floats;
+    float* sums = grid + grid_floats;
+    for (int64_t t = 0; t < view.taps; ++t) store(sums + t * kLanes, vf{});
+    const int64_t count = (view.axis[1].count - 1) * planes.pitch + view.axis[2].count;
+    for (int64_t n = 0; n < args->n; ++n)
+      for (int64_t z = 0; z < view.axis[0].count; ++z) {
+        const In* x = static_cast<const In*>(args->x) + n * args->x_n + c * args->x_c;
+        const In* y = static_cast<const In*>(args->y) + n * args->y_n + c * args->y_k + z * args->y_s[0];
+        copy_planes(image, 0, x, roles, view, planes, 1, z, 0);
+        copy_grid(grid, y, count);
+        if (is_square()) {
+          int64_t row = 0;
+          for (; row + kTogether <= kTaps; row += kTogether)
+            square_rows<kTogether>(sums + row * kTaps * kLanes, image + row * planes.pitch, planes.pitch, grid, count);
+          for (; row < kTaps; ++row)
+            square_rows<1>(sums + row * kTaps * kLanes, image + row * planes.pitch, planes.pitch, grid, count);
+        } else {
+          for (int64_t t = 0; t < view.taps; t += kAny)
+            any_taps(sums + t * kLanes, image, offsets + t, min_of(kAny, view.taps - t), grid, count);
+        }
+      }
+    Out* w = static_cast<Out*>(args->w) + c * args->w_k;
+    for (int64_t t = 0; t < view.taps; ++t) w[t] = from_accumulator<Out>(sum_lanes(load_as<Vec<Sum>>(sums + t * kLanes)));
+  }
+
+  static int64_t workspace(const tw_conv_args* given) {
+    const tw_conv_args args = packed_strides(given, false);
+    DepthwiseWeight d;
+    Arena arena{nullptr};
+    d.plan(&args, arena);
+    return round_up(arena.used, 64) + d.workers * d.worker_bytes();
+  }
+  static int32_t execute(const tw_conv_args* given) {
+    const tw_conv_args args = packed_strides(given, false);
+    DepthwiseWeight d;
+    Arena arena{static_cast<char*>(args.workspace)};
+    d.plan(&args, arena);
+    char* scratch = arena.base + round_up(arena.used, 64);
+    const int64_t bytes = d.worker_bytes();
+    parallel_tasks(args.pool, d.workers, args.g, [&](int64_t slot, int64_t c) {
+      d.channel(reinterpret_cast<float*>(scratch + slot * bytes), c);
+    });
+    return 0;
+  }
+};
+
+}  // namespace tw
