@@ -217,6 +217,7 @@ def test_gpu_figures_are_the_live_ones() -> None:
             "NVIDIA H200",
             9,
             0,
+            gcnArchName="NVIDIA H200",
             multi_processor_count=132,
             total_memory=150_000_000_000,
             L2_cache_size=62914560,

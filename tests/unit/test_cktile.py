@@ -364,7 +364,7 @@ def test_backward_directions_vectorize_other_channels() -> None:
 @pytest.mark.parametrize(
     ("arch", "op", "count"),
     [
-        # The reference counts 848 forward kernels on gfx950: 32 more are compv4 on the four tiles
+        # CK Tile's tile engine has 848 forward kernels on gfx950: 32 more are compv4 on four tiles
         # it leaves out although they are measured, 80 fewer basic_async_v1 with interwave.
         (GFX950, "conv_fwd", 848 + 32 - 80),
         # On gfx942 it has 688 and drops two tiles for the wave split its table gives them; other
@@ -374,7 +374,7 @@ def test_backward_directions_vectorize_other_channels() -> None:
         (GFX950, "conv_bwd_weight", 480),
     ],
 )
-def test_pools_against_the_counts_of_the_reference(arch: Any, op: str, count: int) -> None:
+def test_pools_against_the_counts_of_the_tile_engine(arch: Any, op: str, count: int) -> None:
     pool = load_pool(get_op(op), arch, ["ck_tile"])
     asked = "dtype == 'bf16' and ndim == 2 and scheduler != 'default'"
     assert len(filter_kernels(pool, asked)) == count

@@ -89,7 +89,9 @@ def gpu_arch(properties: Any) -> Arch:
 
 def _gpu_file(properties: Any) -> str:
     """The data file that describes the device, or the nearest one it can run the kernels of."""
-    gcn = str(getattr(properties, "gcnArchName", "") or "").partition(":")[0]
+    gcn = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+    if not gcn.startswith("gfx"):
+        gcn = ""  # On CUDA, PyTorch fills it with the product's name.
     name = gcn or f"sm_{properties.major}{properties.minor}"
     if name in known_archs():
         return name

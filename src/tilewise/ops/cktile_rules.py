@@ -239,7 +239,7 @@ def _fits(arch: Arch, element: str, tile: tuple[int, ...]) -> bool:
 
 
 def _scheduler(v: Values, arch: Arch) -> str | None:
-    # The generator of May 2026 let basic_async_v1 through as well; later public sources, and
+    # CK Tile's generator of May 2026 lets basic_async_v1 through; its later sources, and
     # every published kernel list, have interwave for mem and basic alone.
     if v["scheduler"] == "interwave" and v["pipeline"] not in INTERWAVE:
         return f"interwave is for {', '.join(INTERWAVE)}, not for {v['pipeline']}"

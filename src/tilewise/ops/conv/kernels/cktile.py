@@ -225,7 +225,7 @@ class CkTileConvKernel(CkTileKernel):
 
 def _direction(v: Values, arch: Arch) -> str | None:
     backward = v["op_name"] != "conv_fwd"
-    # The reference's Python layer rewrites every other pipeline to compv3 without a word; its
+    # CK Tile's Python layer rewrites other pipelines than compv3 and mem without a word; its
     # generator refuses compv5 alone, whose tiles cannot be transposed.
     if backward and v.get("pipeline") == "compv5":
         return "compv5 computes forward convolutions only"
