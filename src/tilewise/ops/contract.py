@@ -69,11 +69,15 @@ class Op:
         """The kernel called `name`, whatever engine it belongs to."""
         for kind in self.kernel_types:
             try:
-                return kind.from_name(name)
-            except KernelError as error:
-                if any(name.startswith(kind.prefix(op)) for op in (self.name,)):
-                    raise error
-        raise KernelError(f"{name!r} names no {self.name} kernel")
+                kernel = kind.from_name(name)
+            except KernelError:
+                if name.startswith(kind.prefix(self.name)):
+                    raise  # it is of this kind, and the message says what is wrong with it
+                continue
+            if kernel.op != self.name:
+                raise KernelError(f"{name!r} is a kernel of {kernel.op}, not of {self.name}")
+            return kernel
+        raise KernelError(f"{name!r} names no {self.name} kernel; `kernels list` shows some")
 
 
 @cache
