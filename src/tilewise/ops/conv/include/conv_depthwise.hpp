@@ -17,13 +17,14 @@ struct DepthwiseRows {
   using Out = OutT;
   using Sum = typename std::conditional<std::is_same<In, int8_t>::value, int32_t, float>::type;
   static constexpr int kStep = kNv * kLanes;
+  static constexpr int64_t kBatchFloats = 4096;
   // Vectors may reach this far beyond the last pixel.
   static constexpr int64_t kSlack = 2 * kStep + 2 * kLanes;
 
   const tw_conv_args* args;
   Roles roles;
   int64_t views, workers, channels;
-  int64_t image_floats = 0, result_floats = 0, most_taps = 0;
+  int64_t image_floats = 0, result_floats = 0, most_taps = 0, batch = 1;
   View* view;
   Planes* planes;
   int64_t** offsets;
@@ -53,10 +54,12 @@ struct DepthwiseRows {
       result_floats = max_of(result_floats, max_of(bound, v.axis[1].count * v.axis[2].count) + kSlack);
       most_taps = max_of(most_taps, v.taps);
     }
+    image_floats = round_up(image_floats, 16);
+    if (!kBackward || a->stride[2] == 1) batch = max_of(1, min_of(16, kBatchFloats / image_floats));
   }
 
   int64_t worker_bytes() const {
-    return round_up((image_floats + args->stride[2] * result_floats + most_taps * kLanes) * 4 + 512, 4096);
+    return round_up((image_floats * batch + args->stride[2] * result_floats + most_taps) * 4 + 512, 4096);
   }
 
   // result[q] = sum over taps of weight[t] * image[q + offset[t]], for all q of the planes' rows.
@@ -76,9 +79,21 @@ struct DepthwiseRows {
     }
   }
 
+  // Filters that leave room for the sums stay in registers while an image is done.
+  static constexpr bool kHeld = kTaps * kTaps + kRows + 1 <= kRegisters;
+  struct Filter {
+    vf held[kHeld ? kTaps * kTaps : 1];
+    const float* weight;
+    TW_INLINE explicit Filter(const float* w) : weight(w) {
+      TW_UNROLL
+      for (int t = 0; kHeld && t < kTaps * kTaps; ++t) held[t] = splat(w[t]);
+    }
+    TW_INLINE vf at(int t) const { return kHeld ? held[t] : splat(weight[t]); }
+  };
+
   // kRows rows of kLanes results each, from kRows + kTaps - 1 rows of the image.
   template <class Store>
-  static TW_INLINE void row_block(const float* image, int64_t pitch, const float* weight, Store put) {
+  static TW_INLINE void row_block(const float* image, int64_t pitch, const Filter& filter, Store put) {
     vf acc[kRows];
     TW_UNROLL
     for (int r = 0; r < kRows; ++r) acc[r] = vf{};
@@ -89,27 +104,28 @@ struct DepthwiseRows {
         const vf pixel = load(image + i * pitch + x);
         TW_UNROLL
         for (int y = 0; y < kTaps; ++y)
-          if (i - y >= 0 && i - y < kRows) acc[i - y] = mac(load(weight + (y * kTaps + x) * kLanes), pixel, acc[i - y]);
+          if (i - y >= 0 && i - y < kRows) acc[i - y] = mac(filter.at(y * kTaps + x), pixel, acc[i - y]);
       }
     }
     TW_UNROLL
     for (int r = 0; r < kRows; ++r) put(r, acc[r]);
   }
 
-  static TW_NOINLINE void square_taps(Out* out, int64_t out_row, const float* image, int64_t pitch, const float* weight, int64_t high,
-                          int64_t wide) {
-    for (int64_t r = 0; r < high; r += kRows) {
-      const int64_t rows = min_of(kRows, high - r);
-      for (int64_t q = 0; q < wide; q += kLanes) {
-        const int64_t lanes = min_of(kLanes, wide - q);
-        const float* at = image + r * pitch + q;
+  static TW_NOINLINE void square_taps(Out* out, int64_t out_row, const float* image, int64_t pitch, const float* weight,
+                                      int64_t high, int64_t wide) {
+    const Filter filter(weight);
+    for (int64_t q = 0; q < wide; q += kLanes) {
+      const int64_t lanes = min_of(kLanes, wide - q);
+      for (int64_t r = 0; r < high; r += kRows) {
+        const int64_t rows = min_of(kRows, high - r);
         Out* to = out + r * out_row + q;
-        if (rows == kRows && lanes == kLanes)
-          row_block(at, pitch, weight, [&](int i, vf sum) { put(to + i * out_row, sum); });
-        else
-          row_block(at, pitch, weight, [&](int i, vf sum) {
-            if (i < rows) put_n(to + i * out_row, sum, lanes);
-          });
+        row_block(image + r * pitch + q, pitch, filter, [&](int i, vf sum) {
+          if (i >= rows) return;
+          if (lanes == kLanes)
+            put(to + i * out_row, sum);
+          else
+            put_n(to + i * out_row, sum, lanes);
+        });
       }
     }
   }
@@ -138,54 +154,56 @@ struct DepthwiseRows {
     return x.step == 1;
   }
 
-  void channel(float* scratch, int64_t n, int64_t c) const {
+  // Channels [c, c + count) of image n. All are copied before the first is used: a load right behind
+  // the stores that it spans would wait for each of them.
+  void some_channels(float* scratch, int64_t n, int64_t c, int64_t count) const {
     float* image = scratch;
-    float* weight = image + round_up(image_floats, 16);
-    float* result = weight + most_taps * kLanes;
+    float* weight = image + round_up(image_floats * batch, 16);
+    float* result = weight + round_up(most_taps, 16);
     const In* src = static_cast<const In*>(roles.src) + n * roles.src_n + c * roles.src_c;
     const In* filter = static_cast<const In*>(roles.filter) + c * roles.w_group;
     Out* dst = static_cast<Out*>(roles.dst) + n * roles.dst_n + c * roles.dst_c;
     const int64_t stride = view[0].axis[2].jump;
     // The phases of the width of one row come one after the other; they are woven together.
-    for (int64_t first = 0; first < views; first += stride) {
-      const View& base = view[first];
-      for (int64_t z = 0; z < base.axis[0].count; ++z) {
-        for (int64_t phase = 0; phase < stride; ++phase) {
-          const View& v = view[first + phase];
-          const Planes& p = planes[first + phase];
-          float* to = result + phase * result_floats;
-          if (v.pixels == 0) continue;
-          if (v.taps == 0) {
-            zero_run(to, v.axis[1].count * v.axis[2].count);
-            continue;
+    for (int64_t first = 0; first < views; first += stride)
+      for (int64_t z = 0; z < view[first].axis[0].count; ++z) {
+        if (stride == 1 && view[first].taps)
+          copy_planes(image, image_floats, src, roles, view[first], planes[first], count, z, 0);
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t phase = 0; phase < stride; ++phase) {
+            if (stride > 1 && view[first + phase].taps && view[first + phase].pixels)
+              copy_planes(image, 0, src + i * roles.src_c, roles, view[first + phase], planes[first + phase], 1, z, 0);
+            one_phase(dst + i * roles.dst_c, result + phase * result_floats, image + (stride == 1 ? i * image_floats : 0), weight,
+                      filter + i * roles.w_group, first + phase, z);
           }
-          copy_planes(image, 0, src, roles, v, p, 1, z, 0);
-          const bool square = is_square[first + phase];
-          read_filter(weight, filter, v, square);
-          if (square) {
-            square_taps(dst + result_offset(roles, v, 0, z, 0, 0), roles.dst_s[1], image, p.pitch, weight, v.axis[1].count,
-                        v.axis[2].count);
-            continue;
-          }
-          any_taps(to, image, weight, offsets[first + phase], v.taps, (v.axis[1].count - 1) * p.pitch + v.axis[2].count);
+          if (!is_square[first]) weave(dst + i * roles.dst_c, result, first, z, stride);
         }
-        if (!is_square[first]) weave(dst, result, first, z, stride);
       }
-    }
+  }
+
+  void one_phase(Out* dst, float* result, const float* image, float* weight, const In* filter, int64_t index, int64_t z) const {
+    const View& v = view[index];
+    const Planes& p = planes[index];
+    const int64_t high = v.axis[1].count, wide = v.axis[2].count;
+    if (v.pixels == 0) return;
+    if (v.taps == 0) return zero_run(result, high * wide);
+    read_filter(weight, filter, v, is_square[index]);
+    if (is_square[index])
+      square_taps(dst + result_offset(roles, v, 0, z, 0, 0), roles.dst_s[1], image, p.pitch, weight, high, wide);
+    else
+      any_taps(result, image, weight, offsets[index], v.taps, (high - 1) * p.pitch + wide);
   }
 
   void read_filter(float* weight, const In* filter, const View& v, bool square) const {
-    int64_t t = 0;
+    if (square) {
+      // Backward, taps run against the pixels.
+      for (int t = 0; t < kTaps * kTaps; ++t) weight[kBackward ? kTaps * kTaps - 1 - t : t] = lane_of(filter[t]);
+      return;
+    }
     for (int64_t tz = 0; tz < v.axis[0].taps; ++tz)
       for (int64_t ty = 0; ty < v.axis[1].taps; ++ty)
-        for (int64_t tx = 0; tx < v.axis[2].taps; ++tx, ++t) {
-          const float w = lane_of(filter[v.axis[0].index[tz] * roles.w_s[0] + v.axis[1].index[ty] * roles.w_s[1] + v.axis[2].index[tx] * roles.w_s[2]]);
-          // Backward, taps run against the pixels.
-          if (square)
-            store(weight + (kBackward ? v.taps - 1 - t : t) * kLanes, splat(w));
-          else
-            weight[t] = w;
-        }
+        for (int64_t tx = 0; tx < v.axis[2].taps; ++tx)
+          *weight++ = lane_of(filter[v.axis[0].index[tz] * roles.w_s[0] + v.axis[1].index[ty] * roles.w_s[1] + v.axis[2].index[tx]]);
   }
 
   void weave(Out* dst, const float* result, int64_t first, int64_t z, int64_t stride) const {
@@ -223,8 +241,14 @@ struct DepthwiseRows {
     const int64_t bytes = worker_bytes(), total = args->n * channels;
     const int64_t chunk = max_of(1, min_of(16, total / (4 * workers)));
     parallel_tasks(args->pool, workers, ceil_div(total, chunk), [&](int64_t slot, int64_t task) {
-      for (int64_t i = task * chunk; i < min_of(total, (task + 1) * chunk); ++i)
-        channel(reinterpret_cast<float*>(scratch + slot * bytes), i / channels, i % channels);
+      const int64_t first = task * chunk, last = min_of(total, first + chunk);
+      int64_t n = first / channels, c = first % channels;
+      for (int64_t i = first; i < last;) {
+        const int64_t count = min_of(batch, min_of(channels - c, last - i));
+        some_channels(reinterpret_cast<float*>(scratch + slot * bytes), n, c, count);
+        i += count, c += count;
+        if (c == channels) c = 0, ++n;
+      }
     });
   }
 
@@ -280,11 +304,8 @@ struct DepthwiseWeight {
   // y on the grid of the planes: what lies between its rows is zero.
   void copy_grid(float* grid, const In* y, int64_t count) const {
     const int64_t wide = view.axis[2].count, pitch = planes.pitch;
-    for (int64_t r = 0; r < view.axis[1].count; ++r) {
-      copy_run(grid + r * pitch, y + r * args->y_s[1], wide);
-      zero_run(grid + r * pitch + wide, pitch - wide);
-    }
-    zero_run(grid + count, kLanes);
+    for (int64_t r = 0; r < view.axis[1].count; ++r) copy_then_zero(grid + r * pitch, y + r * args->y_s[1], wide, pitch);
+    store(grid + count, vf{});
   }
 
   template <int kHigh>

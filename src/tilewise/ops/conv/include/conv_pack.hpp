@@ -143,21 +143,48 @@ TW_INLINE void columns_inside(const View& v, const Planes& p, int64_t phase, int
   if (to < from) from = to = 0;
 }
 
-// Planes of `channels` channels, one after the other, pixels next to each other (nchw).
+// dst[0, n) = src[0, n), then zeros up to `end`; may write up to a vector beyond.
+template <class In>
+TW_INLINE void copy_then_zero(float* dst, const In* src, int64_t n, int64_t end) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(dst + i, lanes_of(src + i));
+  if (i < n) store(dst + i, lanes_of_n(src + i, n - i)), i += kLanes;
+  for (; i < end; i += kLanes) store(dst + i, vf{});
+}
+
+// Planes of `channels` channels, one after the other, pixels next to each other (nchw). Rows are
+// written in order, and each may spill zeros into the next: dst needs a vector of room at the end.
 template <class In>
 void copy_planes(float* dst, int64_t channel_stride, const In* src, const Roles& r, const View& v, const Planes& p,
                  int64_t channels, int64_t depth, int64_t row0) {
-  for (int64_t c = 0; c < channels; ++c, dst += channel_stride, src += r.src_c)
-    each_row(v, p, depth, row0, [&](int64_t at, int64_t z, int64_t h, int64_t phase) {
-      float* to = dst + at * p.pitch;
-      int64_t first = 0, last = 0;
-      if (z >= 0) columns_inside(v, p, phase, first, last);
-      zero_run(to, first);
-      if (last > first)
-        copy_strided(to + first, src + z * r.src_s[0] + h * r.src_s[1] + ((first + p.low[1]) * v.axis[2].step + phase),
-                     last - first, v.axis[2].step);
-      zero_run(to + last, p.pitch - last);
-    });
+  const int64_t high = v.axis[1].size, step = v.axis[2].step, pitch = p.pitch;
+  for (int64_t c = 0; c < channels; ++c, dst += channel_stride, src += r.src_c) {
+    float* to = dst;
+    for (int64_t tz = 0; tz < v.axis[0].taps; ++tz) {
+      const int64_t z = depth * v.axis[0].step + v.axis[0].base[tz];
+      const bool has_depth = z >= 0 && z < v.axis[0].size;
+      for (int64_t i = 0; i < p.used[0]; ++i)
+        for (int64_t j = 0; j < p.used[1]; ++j) {
+          int64_t first, last;
+          columns_inside(v, p, p.phase[1][j], first, last);
+          const In* from = src + z * r.src_s[0] + (first + p.low[1]) * step + p.phase[1][j];
+          int64_t h = (row0 + p.low[0]) * v.axis[1].step + p.phase[0][i];
+          for (int64_t row = 0; row < p.rows; ++row, to += pitch, h += v.axis[1].step) {
+            if (!has_depth || h < 0 || h >= high || first >= last) {
+              for (int64_t q = 0; q < pitch; q += kLanes) store(to + q, vf{});
+              continue;
+            }
+            for (int64_t q = 0; q < first; q += kLanes) store(to + q, vf{});
+            if (step == 1) {
+              copy_then_zero(to + first, from + h * r.src_s[1], last - first, pitch - first);
+            } else {
+              copy_strided(to + first, from + h * r.src_s[1], last - first, step);
+              for (int64_t q = last; q < pitch; q += kLanes) store(to + q, vf{});
+            }
+          }
+        }
+    }
+  }
 }
 
 // Planes of pixels, each with `channels` channels next to each other (nhwc), kStride floats apart.

@@ -93,7 +93,9 @@ TW_INLINE void copy_run(float* dst, const In* src, int64_t n) {
   if (i < n) store_n(dst + i, lanes_of_n(src + i, n - i), n - i);
 }
 TW_INLINE void zero_run(float* dst, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) dst[i] = 0.0f;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(dst + i, vf{});
+  if (i < n) store_n(dst + i, vf{}, n - i);
 }
 template <class In>
 TW_INLINE void copy_strided(float* dst, const In* src, int64_t n, int64_t step) {
