@@ -193,6 +193,12 @@ class TestMiopenDriver:
         assert (same.to_dict()["pad_h"], same.to_dict()["layout"]) == (1, "nhwc")
         assert (valid.to_dict()["pad_h"], valid.to_dict()["layout"]) == (0, "nchw")
 
+    def test_lines_of_a_log(self, tmp_path: Path) -> None:
+        text = "[00:01] starting\n[00:02] ./bin/MIOpenDriver conv -n 1 -c 8 -k 8 -F 1\n"
+        found = read_problems(written(tmp_path, text), "conv_fwd")
+        assert len(found) == 1
+        assert [b.number for b in found.bad_lines] == [1]
+
     def test_gemm(self, tmp_path: Path) -> None:
         text = "./bin/MIOpenDriver gemmfp16 -m 64 -n 128 -k 32 -b 4 --transB 1\n"
         assert read_problems(written(tmp_path, text), "gemm").problems == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from tilewise.core.identity import canonical_json, digest
@@ -235,7 +236,8 @@ class Measurement:
         cls, problem: Problem, kernel: Kernel, setting: Setting, *, status: str, **values: Any
     ) -> Self:
         """The row of a problem and a kernel; rates follow from the time."""
-        problem_key, kernel_key = problem.key, kernel.key
+        problem_key, problem_text = _identity(problem)
+        kernel_key, kernel_text = _identity(kernel)
         row = cls(
             key=setting.key(problem_key, kernel_key),
             problem_key=problem_key,
@@ -243,14 +245,14 @@ class Measurement:
             policy_key=setting.policy_key,
             op=problem.op,
             dtype=problem.dtype,
-            problem=canonical_json(problem.to_dict()),
+            problem=problem_text,
             engine=kernel.engine,
             kernel=kernel.name,
-            kernel_fields=canonical_json(kernel.to_dict()),
+            kernel_fields=kernel_text,
             arch=setting.arch,
             device=setting.device,
             toolchain=setting.toolchain,
-            policy=canonical_json(setting.policy.to_dict()),
+            policy=_identity(setting.policy)[1],
             status=status,
             **values,
         )
@@ -261,6 +263,12 @@ class Measurement:
             tflops=problem.flops / row.time_us * 1e-6,
             gb_s=problem.bytes / row.time_us * 1e-3,
         )
+
+
+@lru_cache(maxsize=4096)
+def _identity(value: Problem | Kernel | Policy) -> tuple[str, str]:
+    """Key and canonical JSON; the rows of a store repeat few of each."""
+    return value.key, canonical_json(value.to_dict())
 
 
 COLUMNS = tuple(f.name for f in fields(Measurement))

@@ -10,6 +10,7 @@ from typing import Any
 
 _DECODER = json.JSONDecoder()
 _BLANK = re.compile(r"[\s,]*")
+_LIST_START = re.compile(r"\s*\[\s*([{\]]|$)")
 _LIST_IN_OBJECT = re.compile(r'"(problems|rows|layers|results|benchmarks)"\s*:\s*\[')
 
 
@@ -21,6 +22,11 @@ class JsonPart:
     text: str
     value: dict[str, Any] | None = None
     reason: str = ""
+
+
+def starts_list(text: str) -> bool:
+    """Whether the text is a list of objects, rather than a log whose lines start with `[...]`."""
+    return _LIST_START.match(text) is not None
 
 
 def json_objects(text: str, at: int = 0, *, closed_by: str = "]") -> Iterator[JsonPart]:
@@ -38,15 +44,16 @@ def json_objects(text: str, at: int = 0, *, closed_by: str = "]") -> Iterator[Js
             return
         if closed_by and text[at] == closed_by:
             return
-        part, at = _object_at(text, at, line)
+        part, at = json_value_at(text, at, line)
         yield part
 
 
-def _object_at(text: str, at: int, line: int) -> tuple[JsonPart, int]:
-    """What stands at `at`, and where to go on: behind it, or behind the next closing brace."""
+def json_value_at(text: str, at: int, line: int) -> tuple[JsonPart, int]:
+    """The object at `at`, or what is wrong there; and where the text goes on."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
+        # Behind the next closing brace the next object may well be sound.
         stop = text.find("}", max(at, getattr(error, "pos", at)))
         end = len(text) if stop < 0 else stop + 1
         return JsonPart(line, text[at:end], None, f"not JSON: {_message(error)}"), end

@@ -1,0 +1,69 @@
+"""`data import` and `data export`: other people's measurements in, CSV out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import DtypeOption, JsonFlag, emit, err, out, resolve_arch, table
+
+OnlyOpOption = Annotated[str, typer.Option("--op", help="Only this op; by default any.")]
+StoreArgument = Annotated[Path, typer.Argument(help="A store; made where there is none.")]
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="The reference's CSV, benchmark JSON, or a log.")],
+    store: StoreArgument,
+    arch: Annotated[str, typer.Option("--arch", help="Where it was measured, such as gfx950.")],
+    op: OnlyOpOption = "",
+    dtype: DtypeOption = None,
+    device: Annotated[str, typer.Option(help="The product it was measured on.")] = "",
+    toolchain: Annotated[str, typer.Option(help="What compiled the kernels.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Adds foreign measurements to a store; rows that cannot be used are shown with the reason."""
+    from tilewise.data.importing import import_file
+
+    found = import_file(
+        file,
+        store,
+        resolve_arch(arch),
+        op=op,
+        dtype=dtype or "",
+        device=device,
+        toolchain=toolchain,
+    )
+    if as_json:
+        return emit({"store": str(store), **found.to_dict()})
+    for line in found.bad_lines[:20]:
+        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
+    if len(found.bad_lines) > 20:
+        err.print(f"... and {len(found.bad_lines) - 20} more")
+    told = found.to_dict()
+    rows = [[status, number] for status, number in found.statuses.items()]
+    rows += [["already stored", found.known]] * (found.known > 0)
+    rows += [["not usable", told["bad"]]] * (told["bad"] > 0)
+    title = f"{told['rows']} rows added to {store}: {told['problems']} problems, "
+    table(title + f"{told['kernels']} kernels", ["status", "rows"], rows)
+    for note, number in found.notes.items():
+        out.print(f"{number} {note}", highlight=False)
+    return None
+
+
+def export(
+    store: Annotated[Path, typer.Argument(help="A store.")],
+    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    op: OnlyOpOption = "",
+    latest: Annotated[bool, typer.Option("--latest", help="Only the last attempts.")] = False,
+    failures: Annotated[bool, typer.Option("--failures", help="Rows without a time too.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Writes measurements as CSV with the reference's columns."""
+    from tilewise.data.exporting import export_csv
+
+    rows = export_csv(store, file, op=op, latest=latest, failures=failures)
+    if as_json:
+        return emit({"file": str(file), "rows": rows})
+    return out.print(f"{rows} rows written to {file}", highlight=False)

@@ -1,0 +1,309 @@
+"""`problems sample|edge|coverage|augment|network|import|capture`: what to measure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    err,
+    out,
+    resolve_arch,
+    table,
+)
+from tilewise.core.problem import Problem
+from tilewise.errors import FileError, InputError
+from tilewise.problems.files import BadLine, read_problems, write_problems
+from tilewise.problems.problem_set import ProblemSet
+
+app = typer.Typer(help="Problem sets: drawn, listed, imported, captured.", no_args_is_help=True)
+
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Write a .csv, .json or .jsonl file.")
+]
+AnyOpOption = Annotated[
+    str, typer.Option("--op", help="Only this op; by default the one that each row names.")
+]
+CountOption = Annotated[int, typer.Option("--count", "-n", help="How many problems.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same problems.")]
+AvoidOption = Annotated[
+    list[Path] | None, typer.Option("--avoid", help="Leave out the problems of this file.")
+]
+ProblemsArgument = Annotated[Path, typer.Argument(help="A problem file; - reads standard input.")]
+
+
+@app.command()
+def sample(
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    count: CountOption = 100,
+    seed: SeedOption = 0,
+    align: Annotated[int, typer.Option(help="Channels, N and K are multiples of this.")] = 8,
+    wide: Annotated[bool, typer.Option("--wide", help="Draw from every family in turn.")] = False,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", help="Draw from this family (repeatable).")
+    ] = None,
+    memory_share: Annotated[float, typer.Option(help="Most memory of a problem.")] = 0.25,
+    max_ms: Annotated[float, typer.Option(help="Most time of a problem, at peak.")] = 20.0,
+    avoid: AvoidOption = None,
+    file: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Draws problems at random: log-uniform sizes, or families of shapes."""
+    from tilewise.problems.sampling import sample as draw
+    from tilewise.problems.sampling import wide_coverage
+
+    limits: dict[str, Any] = {"memory_share": memory_share, "max_ms": max_ms}
+    common = {"dtype": dtype or "", "seed": seed, "avoid": _known(avoid, op), **limits}
+    chosen = resolve_arch(arch)
+    if wide or family:
+        found = wide_coverage(op, chosen, count, only=family or (), **common)
+    else:
+        found = draw(op, chosen, count, align=align, **common)
+    _give(found, file, as_json, op=op, arch=chosen.name, seed=seed)
+
+
+@app.command()
+def edge(
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    file: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Lists problems with edge dimensions: ones, primes, tiny sizes, neighbours of tiles."""
+    from tilewise.problems.edges import edge_problems
+
+    chosen = resolve_arch(arch)
+    found = edge_problems(op, chosen, dtype=dtype or "")
+    _give(found, file, as_json, op=op, arch=chosen.name)
+
+
+@app.command()
+def coverage(
+    file: ProblemsArgument,
+    op: AnyOpOption = "",
+    dtype: DtypeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Counts the problems of a file over buckets and names the empty ones."""
+    from tilewise.problems.coverage import coverage as report_on
+
+    read = read_problems(file, op, dtype=dtype)
+    report = report_on(read.problems)
+    if as_json:
+        return emit({**report.to_dict(), "bad_lines": _told(read.bad_lines)})
+    _warn(read.bad_lines)
+    rows = [[axis, b, n] for axis, counts in report.axes.items() for b, n in counts.items()]
+    table(f"{report.distinct} distinct problems", ["axis", "bucket", "problems"], rows)
+    out.print(f"empty buckets: {', '.join(report.holes) or 'none'}", highlight=False)
+    share = f"{report.pair_share:.1%} of {report.pairs} pairs of buckets hold a problem"
+    out.print(f"{share}; empty pairs: {len(report.pair_holes)}", highlight=False)
+    for hole in report.pair_holes[:20]:
+        out.print(f"  {hole}", highlight=False)
+    return None
+
+
+@app.command()
+def augment(
+    file: ProblemsArgument,
+    op: AnyOpOption = "",
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    count: CountOption = 100,
+    seed: SeedOption = 0,
+    below: Annotated[float, typer.Option(help="Start from problems below this.")] = 1.0,
+    target: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Proposes problems near those whose column `efficiency` is worst."""
+    from tilewise.problems.augment import augment as propose
+
+    read = read_problems(file, op, dtype=dtype)
+    worst = [(p, e) for p, e in _efficiencies(file, read) if e < below]
+    if not worst:
+        raise InputError(f"no problem of {file} has an efficiency below {below}")
+    limits = resolve_arch(arch) if arch else None
+    found = propose(worst, count, arch=limits, seed=seed, avoid=read.problems)
+    _give(found, target, as_json, bad=read.bad_lines, seed=seed)
+
+
+@app.command()
+def network(
+    name: Annotated[
+        str | None, typer.Argument(help="A network; without it all are listed.")
+    ] = None,
+    op: OpOption = "conv_fwd",
+    dtype: DtypeOption = None,
+    batch: Annotated[int, typer.Option(help="Images or sequences at once.")] = 0,
+    size: Annotated[int, typer.Option(help="Pixels of the square image.")] = 0,
+    tokens: Annotated[int, typer.Option("--tokens", "--seq", help="Length of a sequence.")] = 0,
+    decode: Annotated[bool, typer.Option("--decode", help="One more token a sequence.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="GEMMs of gradients too.")] = False,
+    frozen: Annotated[bool, typer.Option("--frozen", help="Untrained layers too.")] = False,
+    file: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Computes the layers of a real network from its definition."""
+    from tilewise.problems import networks
+
+    if name is None:
+        return _list_networks(as_json)
+    found = networks.network(
+        name,
+        op,
+        dtype=dtype or "",
+        batch=batch,
+        size=size,
+        tokens=tokens,
+        decode=decode,
+        backward=backward,
+        frozen=frozen,
+    )
+    return _give(found, file, as_json, network=name, op=op)
+
+
+@app.command("import")
+def import_(
+    file: ProblemsArgument,
+    op: AnyOpOption = "",
+    dtype: DtypeOption = None,
+    distinct: Annotated[bool, typer.Option("--distinct", help="Every problem once.")] = False,
+    target: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Reads CSV, JSON, JSON lines or MIOpenDriver commands; bad lines are shown by number."""
+    read = read_problems(file, op, dtype=dtype)
+    _give(read.distinct() if distinct else read, target, as_json, bad=read.bad_lines)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def capture(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python program; its own arguments follow.")],
+    op: AnyOpOption = "",
+    file: OutOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Runs a PyTorch program and records its convolutions and matrix products."""
+    import runpy
+    from contextlib import redirect_stdout
+
+    from tilewise.problems.capture import capture as recording
+
+    if not script.is_file():
+        raise FileError(f"{script} is not a file; give a Python program")
+    arguments, folder = sys.argv, str(script.resolve().parent)
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, folder)
+    try:
+        # What the program prints must not mix with our own output.
+        with redirect_stdout(sys.stderr), recording() as seen:
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise InputError(f"{script} ended with exit code {stop.code}") from None
+    finally:
+        sys.argv = arguments
+        sys.path.remove(folder)
+    found = ProblemSet()
+    for problem, labels in seen:
+        if op in ("", problem.op):
+            found.add(problem, labels)
+    if not found.problems:
+        raise InputError(f"{script} computed no {op or 'convolution or matrix product'}")
+    _give(found, file, as_json, skipped=dict(seen.skipped))
+
+
+def _list_networks(as_json: bool) -> None:
+    from tilewise.problems.networks import NETWORKS, trace
+
+    rows = []
+    for each in NETWORKS.values():
+        layers = trace(each.name)
+        gemms = sum(layer.is_gemm for layer in layers)
+        usual = {"batch": each.batch, "size": each.size, "tokens": each.tokens}
+        rows.append({"network": each.name, "conv": len(layers) - gemms, "gemm": gemms, **usual})
+    if as_json:
+        return emit({"networks": rows})
+    columns = ["network", "conv", "gemm", "batch", "size", "tokens"]
+    return table(f"{len(rows)} networks", columns, [list(row.values()) for row in rows])
+
+
+def _known(files: Sequence[Path] | None, op: str) -> set[Problem]:
+    return {problem for file in files or () for problem in read_problems(file, op).problems}
+
+
+def _efficiencies(file: Path, read: ProblemSet) -> list[tuple[Problem, float]]:
+    pairs = []
+    for problem, labels in read:
+        try:
+            pairs.append((problem, float(labels["efficiency"])))
+        except KeyError:
+            raise FileError(f"{file} has no column efficiency, which says what is worst") from None
+        except (TypeError, ValueError):
+            raise FileError(
+                f"{file}: efficiency is {labels['efficiency']!r}; it must be between 0 and 1"
+            ) from None
+    return pairs
+
+
+def _give(
+    found: ProblemSet,
+    target: Path | None,
+    as_json: bool,
+    *,
+    bad: Sequence[BadLine] = (),
+    **facts: Any,
+) -> None:
+    """Writes the set, or shows it; bad lines go to stderr, or into the JSON."""
+    if target is not None:
+        write_problems(target, found.problems, found.labels)
+        facts["file"] = str(target)
+    if as_json:
+        told: dict[str, Any] = {**facts, "count": len(found)}
+        if target is None:
+            told["problems"] = found.rows()
+        return emit({**told, "bad_lines": _told(bad)})
+    _warn(bad)
+    if target is not None:
+        return out.print(f"{len(found)} problems written to {target}", highlight=False)
+    return _show(found)
+
+
+def _show(found: ProblemSet, most: int = 40) -> None:
+    rows = [{**_short(problem), **labels} for problem, labels in found][:most]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    more = f", the first {most}" if len(found) > most else ""
+    table(
+        f"{len(found)} problems{more}", columns, [[row.get(c, "") for c in columns] for row in rows]
+    )
+
+
+def _short(problem: Problem) -> dict[str, Any]:
+    """The problem's keys without what most problems share."""
+    usual = {"Di": 1, "Z": 1, "batch": 1, "split_k": 1, "out_dtype": "", "direction": ""}
+    usual |= {f"{what}_d": least for what, least in (("stride", 1), ("pad", 0), ("dilation", 1))}
+    values = problem.to_dict()
+    return {k: v for k, v in values.items() if k not in usual or (usual[k] and v != usual[k])}
+
+
+def _warn(bad: Sequence[BadLine], most: int = 20) -> None:
+    for line in bad[:most]:
+        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
+    if len(bad) > most:
+        err.print(f"... and {len(bad) - most} more bad lines")
+
+
+def _told(bad: Sequence[BadLine]) -> list[dict[str, Any]]:
+    return [{"line": b.number, "text": b.text, "reason": b.reason} for b in bad]

@@ -1,0 +1,79 @@
+"""Export: measurements as CSV with the reference's columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewise.core.measurement import Measurement
+from tilewise.errors import FileError, StoreError
+from tilewise.ops.contract import get_op
+from tilewise.problems.lines import csv_text, replace_text
+from tilewise.sweep.store import Store
+
+_CONV_COLUMNS = (
+    "kernel", "problem_idx", "N", "C", "K", "G", "Di", "Hi", "Wi", "Z", "Y", "X",
+    "stride_d", "stride_h", "stride_w", "pad_d", "pad_h", "pad_w",
+    "dilation_d", "dilation_h", "dilation_w", "latency_ms", "tflops", "non_zero",
+)  # fmt: skip
+_GEMM_COLUMNS = (
+    "kernel", "problem_idx", "M", "N", "K", "batch", "layout", "dtype", "split_k",
+    "latency_ms", "tflops", "bandwidth_gb_s",
+)  # fmt: skip
+
+
+def export_csv(
+    store: str | Path,
+    path: str | Path,
+    *,
+    op: str = "",
+    latest: bool = False,
+    failures: bool = False,
+) -> int:
+    """Writes the measurements of one op; returns how many.
+
+    With `latest` only the last attempt at each key. Rows without a time are left out unless
+    `failures` asks for them; their latency is empty.
+    """
+    rows = list(Store(store).measurements(latest=latest))
+    ops = sorted({row.op for row in rows})
+    if op:
+        get_op(op)
+        rows = [row for row in rows if row.op == op]
+    elif len(ops) > 1:
+        raise FileError(f"the store {store} holds {', '.join(ops)}; say which op to export")
+    if not failures:
+        rows = [row for row in rows if row.time_us is not None]
+    if not rows:
+        raise StoreError(f"the store {store} has no {op or 'timed'} rows; it has {ops or 'none'}")
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{target} is a folder; name a .csv file")
+    table = _table(rows)
+    columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)
+    columns += [name for name in ("source",) if any(name in row for row in table)]
+    replace_text(target, csv_text(table, columns))
+    return len(table)
+
+
+def _table(rows: Sequence[Measurement]) -> list[Mapping[str, Any]]:
+    numbers = _numbers(rows)
+    return [
+        {
+            "problem_idx": numbers[row.problem_key],
+            **json.loads(row.labels),
+            **json.loads(row.problem),
+            "kernel": row.kernel,
+            "latency_ms": "" if row.time_us is None else float(f"{row.time_us / 1e3:.15g}"),
+            "tflops": "" if row.tflops is None else row.tflops,
+            "bandwidth_gb_s": "" if row.gb_s is None else row.gb_s,
+        }
+        for row in rows
+    ]
+
+
+def _numbers(rows: Iterable[Measurement]) -> dict[str, int]:
+    """A number for each problem, in the order first seen."""
+    return {key: at for at, key in enumerate(dict.fromkeys(row.problem_key for row in rows))}

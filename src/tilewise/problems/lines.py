@@ -1,0 +1,144 @@
+"""Text files as rows with line numbers, so that every complaint can name its line."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import FileError
+
+_UNDECODABLE = re.compile("[\udc80-\udcff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """A line that could not be used, and why."""
+
+    number: int
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The rows that one line (or JSON object) holds, or the reason why there are none."""
+
+    number: int
+    text: str
+    rows: Sequence[Mapping[str, Any]] = ()
+    reason: str = ""
+
+    def checked(self) -> Line:
+        """The same, without rows where the text holds bytes that are not UTF-8."""
+        if self.text.isascii() or not _UNDECODABLE.search(self.text):
+            return self
+        return Line(self.number, self.text, reason="it is not UTF-8 text")
+
+    def bad(self, reason: str) -> BadLine:
+        """The complaint about this line, short enough to print."""
+        text = " ".join(self.text[:200].split()).encode("utf-8", "replace").decode()
+        return BadLine(number=self.number, text=text, reason=reason[:400])
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text without its byte-order mark; raises FileError where there is none to read.
+
+    Bytes that are not UTF-8 come back as lone surrogates, so that they spoil only their own line.
+    """
+    data = read_bytes(path)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        try:
+            return _with_newlines(data.decode("utf-16"))
+        except UnicodeDecodeError as error:
+            raise FileError(f"{path} starts like UTF-16 but is not: {error}") from None
+    if b"\0" in data[:4096]:
+        raise FileError(f"{path} is a binary file; text is needed")
+    return _with_newlines(data.decode("utf-8-sig", errors="surrogateescape"))
+
+
+def _with_newlines(text: str) -> str:
+    """The same lines, all ended the same way, so that they are counted the same way."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """A file's bytes; raises FileError where it is missing, a folder or not readable."""
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise FileError(f"{path} is a folder; give a file") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def csv_lines(text: str, check_header: Callable[[list[str]], None]) -> Iterator[Line]:
+    """The rows of a table with a header; `check_header` raises where columns are wanting."""
+    # Comments become blank lines, which the csv module skips while it keeps counting.
+    lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = max(",;\t|", key=first.count)
+    table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    header: list[str] = []
+    while True:
+        try:
+            cells = next(table)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield Line(table.line_num, "", reason=f"not CSV: {error}")
+            continue
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header:
+            yield _csv_line(table.line_num, header, cells, delimiter)
+        else:
+            header = [cell.strip() for cell in cells]
+            _check_doubled(header)
+            check_header(header)
+
+
+def _csv_line(number: int, header: list[str], cells: list[str], delimiter: str) -> Line:
+    text = delimiter.join(cells)
+    if len(cells) != len(header):
+        return Line(number, text, reason=f"{len(cells)} fields; the header has {len(header)}")
+    return Line(number, text, [dict(zip(header, cells, strict=True))])
+
+
+def _check_doubled(header: list[str]) -> None:
+    doubled = sorted({name for name in header if header.count(name) > 1})
+    if doubled:
+        raise FileError(f"the header has the column {', '.join(doubled)} more than once")
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """A table with a header, of `columns` or of every key in the order first seen."""
+    out = StringIO()
+    names = list(columns) or list(dict.fromkeys(key for row in rows for key in row))
+    table = csv.DictWriter(out, names, restval="", lineterminator="\n", extrasaction="ignore")
+    table.writeheader()
+    table.writerows(rows)
+    return out.getvalue()
+
+
+def replace_text(target: Path, text: str) -> None:
+    """Writes under a temporary name, then renames: readers never see half a file."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(target)
+    except OSError as error:
+        raise FileError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
