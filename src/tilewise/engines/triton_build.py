@@ -133,7 +133,8 @@ def build_one(kernel: Kernel, arch: Arch) -> Build:
         compiled = compile_source(launch.source, arch)
         resources = resources_of(compiled, arch)
     except Exception as error:  # whatever the compiler raises is a fact about this kernel
-        message = f"{type(error).__name__}: {error}"
+        cause = f"\n{error.__cause__}" if error.__cause__ else ""
+        message = f"{type(error).__name__}: {error}{cause}"
         return finish(
             status="compile_error", message=message, seconds=time.perf_counter() - start
         )

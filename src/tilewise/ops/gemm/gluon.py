@@ -3,9 +3,9 @@
 
 A tile of C is computed as A[BM, BK] B[BK, BN] steps through a ring of STAGES shared-memory
 buffers. `ready` barriers say that a stage has arrived, `empty` ones that it may be overwritten.
-Work is handed out by `SCHEDULE`: whole tiles, tiles cut into SPLIT slices of the reduction, or
-stream-K, where every program takes an equal share of all steps. Cut tiles leave fp32 partial sums
-in `work`; whoever arrives last adds them in a fixed order, so results do not depend on timing.
+The first `whole` tiles are computed whole; with CUT the reduction of each of the others is cut in
+`cut` slices, so that few tiles still fill the GPU. Slices leave fp32 partial sums in `work`;
+whoever arrives last adds them in a fixed order, so results do not depend on timing.
 """
 
 from triton.experimental import gluon
@@ -34,61 +34,25 @@ def place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def share(steps, SPLIT: gl.constexpr, part):
-    """First step and number of steps of one of SPLIT slices."""
-    each = steps // SPLIT
-    more = steps - each * SPLIT
-    return part * each + gl.minimum(part, more), each + (part < more).to(gl.int32)
+def assign(piece, tiles, whole, cut, steps, CUT: gl.constexpr):
+    """Tile, first step and number of steps of a piece of work.
 
-
-@gluon.jit
-def stream_start(program, total_steps, programs):
-    """Where a stream-K program's share begins."""
-    each = total_steps // programs
-    return program * each + gl.minimum(program, total_steps - each * programs)
-
-
-@gluon.jit
-def stream_owner(step, total_steps, programs):
-    """The stream-K program that a step belongs to."""
-    each = total_steps // programs
-    more = total_steps - each * programs
-    border = more * (each + 1)
-    late = more + (step - border) // gl.maximum(each, 1)
-    return gl.where(step < border, step // (each + 1), late)
-
-
-@gluon.jit
-def next_work(at, end, piece, steps, SPLIT: gl.constexpr, STREAM: gl.constexpr):
-    """The next piece of work: tile, first step, number of steps, and what is left after it.
-
-    `at` to `end` are this program's stream-K steps; they come before its whole pieces.
+    Slices of the same part of the reduction are neighbours, as they read the same columns of A
+    and rows of B at the same time.
     """
-    if STREAM:
-        streaming = at < end
-        tile = gl.where(streaming, at // steps, piece)
-        first = gl.where(streaming, at - tile * steps, 0)
-        count = gl.where(streaming, gl.minimum(steps - first, end - at), steps)
-        at += gl.where(streaming, count, 0)
-        piece += gl.where(streaming, 0, gl.num_programs(0))
-    else:
-        tile = piece // SPLIT
-        first, count = share(steps, SPLIT, piece - tile * SPLIT)
-        piece += gl.num_programs(0)
-    return tile, first, count, at, piece
-
-
-@gluon.jit
-def all_work(stream_tiles, steps, STREAM: gl.constexpr):
-    """Where this program's stream-K steps begin and end, and its first whole piece."""
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    at = gl.to_tensor(0)
-    end = gl.to_tensor(0)
-    if STREAM:
-        at = stream_start(program, stream_tiles * steps, programs)
-        end = stream_start(program + 1, stream_tiles * steps, programs)
-    return at, end, stream_tiles + program
+    tile = piece
+    first = gl.to_tensor(0)
+    count = steps
+    if CUT:
+        rest = tiles - whole
+        part = gl.maximum(piece - whole, 0) // gl.maximum(rest, 1)
+        is_cut = piece >= whole
+        each = steps // cut
+        more = steps - each * cut
+        tile = gl.where(is_cut, piece - part * rest, piece)
+        first = gl.where(is_cut, part * each + gl.minimum(part, more), 0)
+        count = gl.where(is_cut, each + (part < more).to(gl.int32), steps)
+    return tile, first, count
 
 
 @gluon.jit
@@ -118,16 +82,14 @@ def copy_steps(
 
 @gluon.jit
 def load_warp(
-    ad, bd, a_ring, b_ring, empty, ready, tiles, stream_tiles, tiles_m, tiles_n, steps,
+    ad, bd, a_ring, b_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT: gl.constexpr, STREAM: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """Copies everything this program's math warps will need, in their order."""
     filled = gl.to_tensor(0)
-    at, end, piece = all_work(stream_tiles, steps, STREAM)
-    while (at < end) | (piece < tiles * SPLIT):
-        tile, first, count, at, piece = next_work(at, end, piece, steps, SPLIT, STREAM)
+    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
+        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         filled = copy_steps(
             ad, bd, a_ring, b_ring, empty, ready, filled, batch, row, col, first, count,
@@ -137,15 +99,16 @@ def load_warp(
 
 @gluon.jit
 def multiply(
-    a_ring, b_ring, empty, ready, used, count,
+    a_ring, b_ring, empty, ready, used, count, next_turn,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, layout: gl.constexpr, acc_type: gl.constexpr,
+    FIRST_ROW: gl.constexpr, ROWS: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr,
+    layout: gl.constexpr, acc_type: gl.constexpr,
 ):  # fmt: skip
     """Adds up `count` steps from the ring; gives the sum and the new use count.
 
     One product stays in flight while the next is issued; a stage is handed back one step late.
     """
-    acc = gl.zeros((BM, BN), dtype=acc_type, layout=layout)
+    acc = gl.zeros((ROWS, BN), dtype=acc_type, layout=layout)
     for step in range(count):
         stage = used % STAGES
         mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
@@ -153,6 +116,8 @@ def multiply(
             a = a_ring.index(stage).reshape([BM, BK])
         else:
             a = a_ring.index(stage).reshape([BK, BM]).permute((1, 0))
+        if ROWS < BM:
+            a = a.slice(FIRST_ROW, ROWS, dim=0)
         if B_ROW:
             b = b_ring.index(stage).reshape([BK, BN])
         else:
@@ -161,6 +126,8 @@ def multiply(
         acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
         mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=step > 0)
         used += 1
+    if next_turn is not None:
+        mbarrier.arrive(next_turn, count=1)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
     mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=count > 0)
     return acc, used
@@ -240,66 +207,54 @@ def finish(
 
 @gluon.jit
 def leave_partial(
-    acc, work, flags, tile, own_slot, first_slot, last_slot, count, needed,
-    BM: gl.constexpr, BN: gl.constexpr, STREAM: gl.constexpr, layout: gl.constexpr,
+    acc, work, flag, first_slot, slots_apart, part, cut,
+    BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Stores a partial sum; the last to arrive gets (True, the whole sum)."""
     m = gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
     n = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-    inside = gl.expand_dims(m, 1) * BN + gl.expand_dims(n, 0)
-    gl.store(work + own_slot.to(gl.int64) * (BM * BN) + inside, acc, cache_modifier=".cg")
+    at = work + first_slot.to(gl.int64) * (BM * BN)
+    at += gl.expand_dims(m, 1) * BN + gl.expand_dims(n, 0)
+    jump = slots_apart.to(gl.int64) * (BM * BN)
+    gl.store(at + part * jump, acc, cache_modifier=".cg")
     gl.thread_barrier()
-    seen = gl.atomic_add(flags + tile, count, sem="acq_rel", scope="gpu")
+    is_last = gl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == cut - 1
     gl.thread_barrier()
-    is_last = seen + count == needed
     if is_last:
-        # In stream-K a share either closes inside a tile (odd slot) or opens inside one (even).
-        slot = 2 * first_slot + 1 if STREAM else first_slot
-        acc = gl.load(work + slot.to(gl.int64) * (BM * BN) + inside, cache_modifier=".cg")
-        for i in range(first_slot + 1, last_slot + 1):
-            slot = 2 * i if STREAM else i
-            acc += gl.load(work + slot.to(gl.int64) * (BM * BN) + inside, cache_modifier=".cg")
-        gl.store(flags + tile, 0)
+        acc = gl.load(at, cache_modifier=".cg")
+        for i in range(1, cut):
+            acc += gl.load(at + i * jump, cache_modifier=".cg")
+        gl.store(flag, 0)
     return is_last, acc
 
 
 @gluon.jit
 def math_warps(
     cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    a_ring, b_ring, c_ring, empty, ready, tiles, stream_tiles, tiles_m, tiles_n, steps, M, N,
+    a_ring, b_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N,
     c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT: gl.constexpr, STREAM: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
+    CUT: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
     """Multiplies and stores this program's share of the tiles."""
     used = gl.to_tensor(0)
-    programs = gl.num_programs(0)
-    at, end, piece = all_work(stream_tiles, steps, STREAM)
-    while (at < end) | (piece < tiles * SPLIT):
-        own = piece
-        tile, first, count, at, piece = next_work(at, end, piece, steps, SPLIT, STREAM)
+    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
+        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
         acc, used = multiply(
-            a_ring, b_ring, empty, ready, used, count,
-            BM, BN, BK, STAGES, A_ROW, B_ROW, layout, acc_type,
+            a_ring, b_ring, empty, ready, used, count, None,
+            BM, BN, BK, STAGES, 0, BM, A_ROW, B_ROW, layout, acc_type,
         )  # fmt: skip
-        is_whole = count == steps
-        if STREAM:
-            if not is_whole:
-                total = stream_tiles * steps
-                own = 2 * gl.program_id(0) + (first == 0).to(gl.int32)
-                opens = stream_owner(tile * steps, total, programs)
-                closes = stream_owner(tile * steps + steps - 1, total, programs)
+        is_whole = piece >= 0
+        if CUT:
+            if (piece >= whole) & (cut > 1):
+                rest = tiles - whole
                 is_whole, acc = leave_partial(
-                    acc, work, flags, tile, own, opens, closes, count, steps, BM, BN, True, layout
-                )
-        elif SPLIT > 1:
-            base = tile * SPLIT
-            is_whole, acc = leave_partial(
-                acc, work, flags, tile, own, base, base + SPLIT - 1, 1, SPLIT, BM, BN, False, layout
-            )
+                    acc, work, flags + tile, tile - whole, rest, (piece - whole) // rest, cut,
+                    BM, BN, layout,
+                )  # fmt: skip
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
             finish(
@@ -314,10 +269,10 @@ def math_warps(
 @gluon.jit
 def gemm_ws(
     ad, bd, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    tiles, stream_tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    SPLIT: gl.constexpr, STREAM: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
+    CUT: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
@@ -338,13 +293,13 @@ def gemm_ws(
         [
             (math_warps, (
                 cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-                a_ring, b_ring, c_ring, empty, ready, tiles, stream_tiles, tiles_m, tiles_n, steps,
-                M, N, c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, SPLIT,
-                STREAM, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, acc_type, out_type,
+                a_ring, b_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
+                M, N, c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
+                PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, acc_type, out_type,
             )),
             (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready, tiles, stream_tiles, tiles_m, tiles_n, steps,
-                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, SPLIT, STREAM,
+                ad, bd, a_ring, b_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
+                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
             )),
         ],
         [1],
@@ -353,28 +308,52 @@ def gemm_ws(
 
 
 @gluon.jit
-def pingpong_math(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring, empty, ready,
+def math_group(
+    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring, empty, ready, turns,
     tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    WHO: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    WHO: gl.constexpr, SHARE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
     STAGES: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
     PARTS: gl.constexpr, BUFFERS: gl.constexpr, TMA_STORE: gl.constexpr, SWAP: gl.constexpr,
     SCALE: gl.constexpr, ACT: gl.constexpr, layout: gl.constexpr, acc_type: gl.constexpr,
     out_type: gl.constexpr,
 ):  # fmt: skip
-    """Every second tile of this program: one group stores while the other multiplies."""
+    """One of two groups: with SHARE half the rows of every tile, else every second tile.
+
+    Groups that alternate pass a turn between them: a barrier's phase is a single bit, so a group
+    must not look at a stage before the other is done with the round in between.
+    """
     programs = gl.num_programs(0)
-    used = gl.to_tensor(0) + WHO * steps
-    for tile in range(gl.program_id(0) + WHO * programs, tiles, 2 * programs):
-        acc, used = multiply(
-            a_ring, b_ring, empty, ready, used, steps,
-            BM, BN, BK, STAGES, A_ROW, B_ROW, layout, acc_type,
-        )  # fmt: skip
-        used += steps
+    ROWS: gl.constexpr = BM // 2 if SHARE else BM
+    FIRST_ROW: gl.constexpr = WHO * ROWS if SHARE else 0
+    if SHARE:
+        used = gl.to_tensor(0)
+        start = gl.program_id(0)
+        stride = programs
+    else:
+        used = gl.to_tensor(0) + WHO * steps
+        start = gl.program_id(0) + WHO * programs
+        stride = 2 * programs
+    turn = gl.to_tensor(0)
+    for tile in range(start, tiles, stride):
+        if SHARE:
+            acc, used = multiply(
+                a_ring, b_ring, empty, ready, used, steps, None,
+                BM, BN, BK, STAGES, FIRST_ROW, ROWS, A_ROW, B_ROW, layout, acc_type,
+            )  # fmt: skip
+        else:
+            mbarrier.wait(turns.index(WHO), (turn & 1) ^ (1 - WHO))
+            turn += 1
+            acc, used = multiply(
+                a_ring, b_ring, empty, ready, used, steps, turns.index(1 - WHO),
+                BM, BN, BK, STAGES, FIRST_ROW, ROWS, A_ROW, B_ROW, layout, acc_type,
+            )  # fmt: skip
+            used += steps
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+        if SHARE:
+            row = 2 * row + WHO
         finish(
             acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
-            c_batch, c_row, c_col, BM, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
+            c_batch, c_row, c_col, ROWS, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
             out_type,
         )  # fmt: skip
     if TMA_STORE:
@@ -382,48 +361,51 @@ def pingpong_math(
 
 
 @gluon.jit
-def gemm_pingpong(
+def gemm_two_groups(
     ad, bd, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr,
     tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, SHARE: gl.constexpr,
     PARTS: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
-    """Two math groups with a tile each, in turns; the order of the copies keeps them apart."""
+    """Two math groups that do not wait for each other: one may store while the other multiplies."""
     a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
     b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
     if TMA_STORE:
-        shape: gl.constexpr = [BUFFERS] + cd.block_type.shape
-        c_ring0 = gl.allocate_shared_memory(cd.dtype, shape, cd.layout)
-        c_ring1 = gl.allocate_shared_memory(cd.dtype, shape, cd.layout)
+        c_shape: gl.constexpr = [BUFFERS] + cd.block_type.shape
+        c_ring0 = gl.allocate_shared_memory(cd.dtype, c_shape, cd.layout)
+        c_ring1 = gl.allocate_shared_memory(cd.dtype, c_shape, cd.layout)
     else:
         c_ring0 = a_ring
         c_ring1 = a_ring
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2 if SHARE else 1)
         mbarrier.init(ready.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (pingpong_math, (
+            (math_group, (
                 cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring0, empty,
-                ready, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col, 0, BM, BN, BK,
-                STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
-                acc_type, out_type,
+                ready, turns, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+                0, SHARE, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE,
+                SWAP, SCALE, ACT, layout, acc_type, out_type,
             )),
-            (pingpong_math, (
+            (math_group, (
                 cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring1, empty,
-                ready, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col, 1, BM, BN, BK,
-                STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
-                acc_type, out_type,
+                ready, turns, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+                1, SHARE, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE,
+                SWAP, SCALE, ACT, layout, acc_type, out_type,
             )),
             (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready, tiles, 0, tiles_m, tiles_n, steps,
-                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, 1, False,
+                ad, bd, a_ring, b_ring, empty, ready, tiles, tiles, 1, tiles_m, tiles_n, steps,
+                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, False,
             )),
         ],
         [4, 1],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError, TensorError
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, staging
+from tilewise.ops.gemm.kernels.gpu import TWO_GROUP_FAMILIES, TritonGemmKernel, staging
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer, Scratch, Source
 
@@ -17,11 +17,13 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu")
 SCALINGS = ("none", "tensor", "row")
 A, B, C, BIAS, A_SCALE, B_SCALE = range(6)
 """Positions of the tensors of a call."""
+FEWEST_STEPS = 2
+"""A slice of the reduction shorter than this costs more than it saves."""
 SMALL_STRIDE = 2**22
 """Up to here a tile's offsets fit in 32 bits."""
 
 Strides = tuple[int, int, int]
-"""Of batch, row and column, in elements."""
+"""Of batch, row and column, in elements; a batch of one has stride 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,12 @@ class _Arguments:
         """A size; its divisibility is made known where it bounds neighbours in memory."""
         self.give(name, "i32", value, gcd(value, 16) if matters else 1)
 
+    def batch_stride(self, name: str, value: int) -> None:
+        if value:
+            self.give(name, "i64", value, gcd(value, 16))
+        else:
+            self.constants[name] = 0
+
     def stride(self, name: str, value: int, wide: bool = False) -> None:
         if value == 1:
             self.constants[name] = 1
@@ -95,7 +103,8 @@ def default_strides(problem: GemmProblem) -> tuple[Strides, Strides, Strides]:
     p = problem
 
     def dense(order: str, rows: int, cols: int) -> Strides:
-        return (rows * cols, cols, 1) if order == "r" else (rows * cols, 1, rows)
+        batch = rows * cols if p.batch > 1 else 0
+        return (batch, cols, 1) if order == "r" else (batch, 1, rows)
 
     a, b, c = p.layout
     return dense(a, p.m, p.k), dense(b, p.k, p.n), dense(c, p.m, p.n)
@@ -144,6 +153,7 @@ def launch(
         "gemv": _gemv,
         "tma": _tma,
         "ws": _specialised,
+        "duo": _specialised,
         "pingpong": _specialised,
     }[kernel.family]
     return build(kernel, problem, view, arch, is_aligned, epilogue or Epilogue())
@@ -194,7 +204,7 @@ def _accumulation(kernel: TritonGemmKernel) -> dict[str, Any]:
 
     return {
         "ACC": tl.int32 if kernel.dtype == "int8" else tl.float32,
-        "PRECISION": "ieee" if kernel.dtype == "fp32" else "tf32",
+        "PRECISION": "tf32" if kernel.dtype == "tf32" else "ieee",
     }
 
 
@@ -207,7 +217,7 @@ def _operands(args: _Arguments, view: _View, problem: GemmProblem, aligned: int)
 
 def _all_strides(args: _Arguments, view: _View, wide: bool = False) -> None:
     for name, strides in (("a", view.a_strides), ("b", view.b_strides), ("c", view.c_strides)):
-        args.give(f"{name}_batch", "i64", strides[0], gcd(strides[0], 16))
+        args.batch_stride(f"{name}_batch", strides[0])
         args.stride(f"{name}_row", strides[1], wide)
         args.stride(f"{name}_col", strides[2], wide)
 
@@ -338,8 +348,21 @@ def _gemv(
     )
 
 
-def _box(strides: Strides, rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
+def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
+
+
+def _cut_plan(
+    kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch
+) -> tuple[int, int, int]:
+    """(programs, tiles computed whole, slices of each of the others)."""
+    room = arch.compute_units * kernel.blocks
+    if kernel.fill:
+        rest = tiles % room
+        cut = max(1, min(room // rest, steps // FEWEST_STEPS)) if rest else 1
+        return min(room, tiles * cut), tiles - rest, cut
+    whole = 0 if kernel.split_k > 1 else tiles
+    return min(room, tiles * kernel.split_k), whole, kernel.split_k
 
 
 def _descriptor(
@@ -379,8 +402,8 @@ def _tma(
     a = _plane(_descriptor(view.a, "A", view.a_strides, 1, view.m, view.k, size))
     b = _plane(_descriptor(view.b, "B", view.b_strides, 1, view.k, view.n, size))
     a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
-    a_box = _box(view.a_strides, kernel.tile_m, kernel.tile_k, a_row)
-    b_box = _box(view.b_strides, kernel.tile_k, kernel.tile_n, b_row)
+    a_box = _box(kernel.tile_m, kernel.tile_k, a_row)
+    b_box = _box(kernel.tile_k, kernel.tile_n, b_row)
     args.give("ad", f"tensordesc<{kind}{list(a_box)}>", a)
     args.give("bd", f"tensordesc<{kind}{list(b_box)}>", b)
     args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
@@ -392,7 +415,7 @@ def _tma(
     args.size("steps", -(-p.k // kernel.tile_k))
     args.size("M", view.m, view.c_strides[1] == 1)
     args.size("N", view.n, view.c_strides[2] == 1)
-    args.give("c_batch", "i64", view.c_strides[0], gcd(view.c_strides[0], 16))
+    args.batch_stride("c_batch", view.c_strides[0])
     args.stride("c_row", view.c_strides[1])
     args.stride("c_col", view.c_strides[2])
     args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
@@ -424,25 +447,28 @@ def _specialised(
     a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
     if size != 2 and (not a_row or b_row):
         raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
-    a_box = (1, *_box(view.a_strides, kernel.tile_m, kernel.tile_k, a_row))
-    b_box = (1, *_box(view.b_strides, kernel.tile_k, kernel.tile_n, b_row))
+    a_box = (1, *_box(kernel.tile_m, kernel.tile_k, a_row))
+    b_box = (1, *_box(kernel.tile_k, kernel.tile_n, b_row))
     args.give("ad", _shared_descriptor(kind, a_box), a)
     args.give("bd", _shared_descriptor(kind, b_box), b)
     _specialised_result(args, kernel, p, view, arch, e)
     rows, cols = kernel.tiles(p)
     tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
-    total = zeroed = shared = 0
-    programs = min(tiles * kernel.split_k, arch.compute_units * kernel.blocks)
+    programs, whole, cut = _cut_plan(kernel, tiles, steps, arch)
+    total = zeroed = 0
     if kernel.family == "ws":
-        slots = tiles * kernel.split_k if kernel.split_k > 1 else 0
-        if kernel.stream:
-            programs, shared = _stream_plan(kernel, tiles, steps, arch)
-            slots = 2 * programs
-        total, zeroed = _workspace(args, kernel, tiles, slots, 4 * kernel.tile_m * kernel.tile_n)
-    args.size("tiles", tiles)
-    if kernel.family == "ws":
-        args.size("stream_tiles", shared)
-        args.constants |= {"SPLIT": kernel.split_k, "STREAM": kernel.stream}
+        slots = (tiles - whole) * cut if cut > 1 else 0
+        is_cut = kernel.fill or kernel.split_k > 1
+        slot_bytes = 4 * kernel.tile_m * kernel.tile_n
+        # Kernels that may cut take the addresses even where this problem needs none.
+        total, zeroed = _workspace(args, kernel, tiles, max(slots, is_cut), slot_bytes)
+        args.size("tiles", tiles)
+        args.size("whole", whole)
+        args.size("cut", cut)
+        args.constants["CUT"] = is_cut
+    else:
+        args.size("tiles", tiles)
+        args.constants["SHARE"] = kernel.family == "duo"
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
     args.size("steps", steps)
@@ -454,7 +480,7 @@ def _specialised(
     return Launch(
         source=_source(
             args,
-            "gemm_ws" if kernel.family == "ws" else "gemm_pingpong",
+            "gemm_ws" if kernel.family == "ws" else "gemm_two_groups",
             kernel,
             gluon=True,
             maxnreg=_register_cap(kernel),
@@ -488,8 +514,10 @@ def _specialised_result(
             descriptor = None
     parts, buffers = room if room and descriptor else (1, 1)
     if descriptor:
-        narrow = kernel.tile_n // parts
-        box = (1, narrow, kernel.tile_m) if view.is_swapped else (1, kernel.tile_m, narrow)
+        narrow, tall = kernel.tile_n // parts, kernel.tile_m
+        if kernel.family == "duo":
+            tall //= 2
+        box = (1, narrow, tall) if view.is_swapped else (1, tall, narrow)
         args.give("cd", _shared_descriptor(out, box), descriptor)
         args.constants["c_ptr"] = None
     else:
@@ -505,8 +533,8 @@ def _specialised_strides(args: _Arguments, view: _View) -> None:
         args.constants |= dict.fromkeys(names, 0)
         return
     for name, stride in zip(names, view.c_strides, strict=True):
-        if stride == 1:
-            args.constants[name] = 1
+        if stride in (0, 1):
+            args.constants[name] = stride
         else:
             args.give(name, "i64", stride)
 
@@ -530,6 +558,6 @@ def _register_cap(kernel: TritonGemmKernel) -> int | None:
 
     The load warp counts as four, so a block of w math warps launches w + 4.
     """
-    if kernel.family == "pingpong" or kernel.warps > 4:
+    if kernel.family in TWO_GROUP_FAMILIES or kernel.warps > 4:
         return 168
     return {1: None, 2: 128, 3: 80, 4: 64}[kernel.blocks]

@@ -64,19 +64,19 @@ def multiply(
         if EVEN_K and not A_COL:
             a = tl.load(a_ptrs)
         elif EVEN_K:
-            a = tl.load(a_ptrs, mask=(m < M)[:, None], other=0)
+            a = tl.load(a_ptrs, mask=(m < M)[:, None], other=0.0)
         elif A_COL:
-            a = tl.load(a_ptrs, mask=(m < M)[:, None] & (k < K - step * BK)[None, :], other=0)
+            a = tl.load(a_ptrs, mask=(m < M)[:, None] & (k < K - step * BK)[None, :], other=0.0)
         else:
-            a = tl.load(a_ptrs, mask=(k < K - step * BK)[None, :], other=0)
+            a = tl.load(a_ptrs, mask=(k < K - step * BK)[None, :], other=0.0)
         if EVEN_K and not B_ROW:
             b = tl.load(b_ptrs)
         elif EVEN_K:
-            b = tl.load(b_ptrs, mask=(n < N)[None, :], other=0)
+            b = tl.load(b_ptrs, mask=(n < N)[None, :], other=0.0)
         elif B_ROW:
-            b = tl.load(b_ptrs, mask=(n < N)[None, :] & (k < K - step * BK)[:, None], other=0)
+            b = tl.load(b_ptrs, mask=(n < N)[None, :] & (k < K - step * BK)[:, None], other=0.0)
         else:
-            b = tl.load(b_ptrs, mask=(k < K - step * BK)[:, None], other=0)
+            b = tl.load(b_ptrs, mask=(k < K - step * BK)[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
         a_ptrs += BK * a_col
         b_ptrs += BK * b_row
@@ -104,13 +104,13 @@ def adjust(
     if SCALE == "tensor":
         acc = acc * (tl.load(a_scale_ptr) * tl.load(b_scale_ptr))
     elif SCALE == "row":
-        acc = acc * tl.load(a_scale_ptr + m, mask=m < M, other=0)[:, None]
-        acc = acc * tl.load(b_scale_ptr + n, mask=n < N, other=0)[None, :]
+        acc = acc * tl.load(a_scale_ptr + m, mask=m < M, other=0.0)[:, None]
+        acc = acc * tl.load(b_scale_ptr + n, mask=n < N, other=0.0)[None, :]
     if bias_ptr is not None:
         if SWAP:
-            acc = acc + tl.load(bias_ptr + m, mask=m < M, other=0)[:, None].to(tl.float32)
+            acc = acc + tl.load(bias_ptr + m, mask=m < M, other=0.0)[:, None].to(tl.float32)
         else:
-            acc = acc + tl.load(bias_ptr + n, mask=n < N, other=0)[None, :].to(tl.float32)
+            acc = acc + tl.load(bias_ptr + n, mask=n < N, other=0.0)[None, :].to(tl.float32)
     return activate(acc, ACT)
 
 
@@ -149,6 +149,7 @@ def leave_partial(
             # The sum goes back to zero so that the next launch finds it so.
             at = work + tile.to(tl.int64) * (BM * BN) + inside
             acc = tl.load(at, cache_modifier=".cg")
+            tl.debug_barrier()
             tl.store(at, tl.zeros((BM, BN), dtype=acc.dtype))
         else:
             # In stream-K a share closes inside a tile (odd slot) or opens inside one (even).
@@ -288,7 +289,7 @@ def gemm_tma(
 def gemv_vector(x_ptr, vector, x_row, x_col, k, K, VECTORS: tl.constexpr):
     """One of the short operand's rows, in fp32; rows that do not exist read as zero."""
     if vector < VECTORS:
-        return tl.load(x_ptr + vector * x_row + k * x_col, mask=k < K, other=0).to(tl.float32)
+        return tl.load(x_ptr + vector * x_row + k * x_col, mask=k < K, other=0.0).to(tl.float32)
     else:
         return k.to(tl.float32) * 0.0
 
@@ -301,11 +302,11 @@ def gemv_store(
     if SCALE == "tensor":
         total = total * (tl.load(a_scale_ptr) * tl.load(b_scale_ptr))
     elif SCALE == "row":
-        total = total * tl.load(a_scale_ptr + m, mask=m < M, other=0)
+        total = total * tl.load(a_scale_ptr + m, mask=m < M, other=0.0)
         total = total * tl.load(b_scale_ptr + vector)
     if bias_ptr is not None:
         if SWAP:
-            total = total + tl.load(bias_ptr + m, mask=m < M, other=0).to(tl.float32)
+            total = total + tl.load(bias_ptr + m, mask=m < M, other=0.0).to(tl.float32)
         else:
             total = total + tl.load(bias_ptr + vector).to(tl.float32)
     out = activate(total, ACT).to(c_ptr.dtype.element_ty)
@@ -339,7 +340,7 @@ def gemv(
     for step in range(first, first + count):
         k = step * BK + lane
         inside = (m < M)[:, None] & (k < K)[None, :]
-        a = tl.load(rows + (k * a_col)[None, :], mask=inside, other=0).to(tl.float32)
+        a = tl.load(rows + (k * a_col)[None, :], mask=inside, other=0.0).to(tl.float32)
         acc0 += a * gemv_vector(x_ptr, 0, b_col, b_row, k, K, VECTORS)[None, :]
         if VECTORS > 1:
             acc1 += a * gemv_vector(x_ptr, 1, b_col, b_row, k, K, VECTORS)[None, :]

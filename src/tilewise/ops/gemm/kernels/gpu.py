@@ -12,10 +12,11 @@ from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 from tilewise.ops.gemm.problem import GemmProblem
 
-FAMILIES = ("pointer", "splitk", "streamk", "skinny", "gemv", "tma", "ws", "pingpong")
-HOPPER_FAMILIES = ("tma", "ws", "pingpong")
+FAMILIES = ("pointer", "splitk", "streamk", "skinny", "gemv", "tma", "ws", "duo", "pingpong")
+HOPPER_FAMILIES = ("tma", "ws", "duo", "pingpong")
 """They copy tiles with the tensor memory accelerator."""
-STREAM_FAMILIES = ("streamk", "ws")
+TWO_GROUP_FAMILIES = ("duo", "pingpong")
+"""Two groups of four math warps each, which do not wait for each other."""
 SPLIT_FAMILIES = ("splitk", "skinny", "gemv", "ws")
 DTYPES = ("bf16", "fp16", "fp8", "bf8", "int8", "tf32", "fp32")
 MAX_GEMV_VECTORS = 4
@@ -30,8 +31,8 @@ class TritonGemmKernel(Kernel):
 
     `pointer` loads through pointers; `splitk` cuts the reduction; `streamk` hands out equal shares
     of all steps; `skinny` puts the longer of M and N on the matrix unit's rows; `gemv` uses vector
-    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` from a warp of its own,
-    and `pingpong` has two groups of math warps take turns.
+    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` does so from a warp of its
+    own, `duo` has two independent groups of math warps share a tile, `pingpong` alternate.
     """
 
     engine: ClassVar[str] = "triton"
@@ -47,7 +48,7 @@ class TritonGemmKernel(Kernel):
     group_m: int = trait("g", (1, 4, 8, 16), default=8, doc="tile rows walked together")
     blocks: int = trait("b", (1, 2, 3, 4), default=1, doc="blocks a multiprocessor holds")
     swap: bool = trait("swap", (False, True), default=False, doc="computes the transpose")
-    stream: bool = trait("stream", (False, True), default=False, doc="stream-K within `ws`")
+    fill: bool = trait("fill", (False, True), default=False, doc="cuts the last wave's tiles")
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
 
     def __post_init__(self) -> None:
@@ -60,12 +61,12 @@ class TritonGemmKernel(Kernel):
             raise KernelError("stages, split_k, group_m and blocks must be at least 1")
         if self.split_k > 1 and self.family not in SPLIT_FAMILIES:
             raise KernelError(f"{self.family} kernels do not split; use split_k=1")
-        if self.stream and (self.family != "ws" or self.split_k > 1):
-            raise KernelError("stream is for ws kernels with split_k=1")
+        if self.fill and (self.family != "ws" or self.split_k > 1):
+            raise KernelError("fill is for ws kernels with split_k=1")
         if self.atomic and not (self.family in ("splitk", "skinny") and self.split_k > 1):
             raise KernelError("atomic is for splitk and skinny kernels with split_k above 1")
-        if self.swap and self.family not in ("ws", "pingpong"):
-            raise KernelError("swap is for ws and pingpong; skinny and gemv swap by themselves")
+        if self.swap and self.family not in ("ws", *TWO_GROUP_FAMILIES):
+            raise KernelError("swap is for ws, duo, pingpong; skinny and gemv swap by themselves")
 
     @property
     def op(self) -> str:
@@ -83,11 +84,6 @@ class TritonGemmKernel(Kernel):
     @property
     def is_deterministic(self) -> bool:
         return not self.atomic
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether programs take equal shares of all steps."""
-        return self.stream or self.family == "streamk"
 
     def swaps(self, problem: GemmProblem) -> bool:
         """Whether it computes the transpose of C, B's columns being the tile's rows."""
@@ -111,7 +107,7 @@ def staging(kernel: TritonGemmKernel, out_bytes: int, arch: Arch) -> tuple[int, 
 
     A whole tile drains while the next is computed; less memory means more, smaller parts.
     """
-    rings = 2 if kernel.family == "pingpong" else 1
+    rings = 2 if kernel.family == "pingpong" else 1  # a duo's two rings hold half a tile each
     room = min(arch.smem_per_block_bytes, arch.smem_bytes // kernel.blocks - RESERVED_SMEM)
     room -= kernel.stages * (kernel.stage_bytes + 16) + 512
     whole = kernel.tile_m * kernel.tile_n * out_bytes * rings
@@ -143,12 +139,14 @@ def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
     if kernel.family == "gemv":
         return None
     accumulators = kernel.tile_m * kernel.tile_n // threads
+    if kernel.family == "duo":
+        accumulators //= 2
     most = arch.max_registers_per_thread * 9 // 16
     if accumulators > most:
         return f"{accumulators} accumulators per thread; at most {most} leave room for the rest"
     if kernel.tile_k * element(kernel.dtype).bytes < 32:
         return "a step is shorter than the matrix unit's own"
-    if kernel.family in ("ws", "pingpong"):
+    if kernel.family in ("ws", *TWO_GROUP_FAMILIES):
         return _why_not_specialised(kernel, arch)
     return _why_not_pipelined(kernel, arch)
 
@@ -156,17 +154,20 @@ def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
 def _why_not_specialised(kernel: TritonGemmKernel, arch: Arch) -> str | None:
     if kernel.dtype == "fp32":
         return "warpgroup products have no exact fp32"
-    if kernel.tile_m % (16 * kernel.warps):
-        return f"tile_m must be a multiple of 16 rows for each of {kernel.warps} warps"
-    if kernel.family == "pingpong" and kernel.warps != 4:
+    groups = 2 if kernel.family == "duo" else 1
+    if kernel.tile_m % (16 * kernel.warps * groups):
+        return f"tile_m must be a multiple of 16 rows for each of {kernel.warps * groups} warps"
+    if kernel.family in TWO_GROUP_FAMILIES and kernel.warps != 4:
         return "each of the two groups has 4 warps"
+    if kernel.dtype == "int8" and kernel.tile_n > 128:
+        return "int8 warpgroup products are at most 128 columns wide"
     if kernel.warps > 4 and kernel.blocks > 1:
         return "two groups of math warps fill a multiprocessor's registers"
     room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
-    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps) > room:
+    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps * groups) > room:
         return f"{kernel.blocks} blocks leave {room} accumulators per thread"
     room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
-    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps) > room:
+    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps * groups) > room:
         return f"{kernel.blocks} blocks leave {room} accumulators per thread"
     if staging(kernel, 2, arch) is None:
         return f"{kernel.stages} stages of {kernel.stage_bytes} bytes do not fit in shared memory"
@@ -199,7 +200,7 @@ def _why_not_for(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> 
             return f"K={p.k} has fewer steps of {kernel.tile_k} than slices"
         if rows * columns * p.batch > 2 * arch.compute_units * kernel.blocks:
             return "there are enough tiles without cutting the reduction"
-    if kernel.is_streaming and rows * columns * p.batch * -(-p.k // kernel.tile_k) >= 2**31:
+    if kernel.family == "streamk" and rows * columns * p.batch * -(-p.k // kernel.tile_k) >= 2**31:
         return "the steps cannot be counted in 31 bits"
     if kernel.family == "gemv" and (min(p.m, p.n) > MAX_GEMV_VECTORS or p.dtype == "int8"):
         return f"min(M, N) is {min(p.m, p.n)} in {p.dtype}; gemv takes up to {MAX_GEMV_VECTORS}"
