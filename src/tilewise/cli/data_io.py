@@ -26,15 +26,10 @@ def import_(
     """Adds foreign measurements to a store; rows that cannot be used are shown with the reason."""
     from tilewise.data.importing import import_file
 
-    found = import_file(
-        file,
-        store,
-        resolve_arch(arch),
-        op=op,
-        dtype=dtype or "",
-        device=device,
-        toolchain=toolchain,
-    )
+    choices = {"op": op, "dtype": dtype or "", "device": device, "toolchain": toolchain}
+    chosen = resolve_arch(arch)
+    with err.status(f"reading {file}"):
+        found = import_file(file, store, chosen, **choices)
     if as_json:
         return emit({"store": str(store), **found.to_dict()})
     for line in found.bad_lines[:20]:
@@ -45,8 +40,9 @@ def import_(
     rows = [[status, number] for status, number in found.statuses.items()]
     rows += [["already stored", found.known]] * (found.known > 0)
     rows += [["not usable", told["bad"]]] * (told["bad"] > 0)
-    title = f"{told['rows']} rows added to {store}: {told['problems']} problems, "
-    table(title + f"{told['kernels']} kernels", ["status", "rows"], rows)
+    table(f"{told['rows']} rows added", ["status", "rows"], rows)
+    what = f"{told['problems']} problems, {told['kernels']} kernels in {store}"
+    out.print(what, highlight=False, soft_wrap=True)
     for note, number in found.notes.items():
         out.print(f"{number} {note}", highlight=False)
     return None

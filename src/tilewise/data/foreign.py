@@ -77,7 +77,8 @@ class ForeignReader:
     def measurement(self, row: Mapping[str, Any]) -> Measurement:
         """The measurement of one row; raises InputError with the reason where it is none."""
         folded = {key.strip().lower(): key for key in row}
-        name = next((str(row[folded[k]]) for k in KERNEL_KEYS if row.get(folded.get(k, ""))), "")
+        named = (row[folded[key]] for key in KERNEL_KEYS if key in folded)
+        name = next((str(each) for each in named if each), "")
         if not name:
             raise InputError(f"no kernel is named; {' or '.join(KERNEL_KEYS)} should")
         kernel = self.kernel(name.strip())

@@ -136,7 +136,7 @@ def replace_text(target: Path, text: str) -> None:
     """Writes under a temporary name, then renames: readers never see half a file."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         temporary.replace(target)
     except OSError as error:
         raise FileError(f"{target} cannot be written: {error.strerror or error}") from None

@@ -150,7 +150,7 @@ class RowReader:
             named = f"conv_{_value('direction', direction)}"
         if not named:
             if not self.op:
-                raise ProblemError("no op is given; name it in the row or when reading the file")
+                raise ProblemError("no op is given; name it in the row or, for all rows, by --op")
             return self.op
         named = str(named).strip().lower()
         if self.op and named != self.op:
