@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -24,6 +24,8 @@ from tilewise.sweep.timing import Timer, Timing, measure, measure_in_turn
 GUARD_BYTES = 4096
 """Watched memory on both sides of the output; a kernel that writes there is wrong."""
 
+BUILD_COLUMNS = ("registers", "spills", "smem_bytes", "threads", "compile_s")
+
 Launched = Callable[[int], None]
 
 
@@ -38,10 +40,13 @@ class Outcome:
     workspace_bytes: int | None = None
     is_poisoned: bool = False
     """Whether the worker can no longer be trusted."""
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """What a recording knows about the kernel's build."""
 
     def to_dict(self) -> dict[str, Any]:
-        values = {k: v for k, v in asdict(self).items() if v is not None and k != "timing"}
-        return {**values, **(asdict(self.timing) if self.timing else {})}
+        apart = ("timing", "build")
+        values = {k: v for k, v in asdict(self).items() if v is not None and k not in apart}
+        return {**self.build, **values, **(asdict(self.timing) if self.timing else {})}
 
 
 class WrongResultError(Exception):
@@ -244,6 +249,7 @@ def replayed(plan: ReplayPlan) -> Outcome:
         timing=timing,
         rel_error=row.rel_error,
         workspace_bytes=row.workspace_bytes,
+        build={name: getattr(row, name) for name in BUILD_COLUMNS},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,29 +90,37 @@ class Crew:
         return self.builder
 
     def run(self, task: Task, arch: Arch) -> Iterator[list[Result]]:
-        """Results in groups that belong together: one a kernel, then the leaders at once."""
-        assert self.builder is not None
-        wanted = [(task.keys[at], task.kernels[at]) for at in task.todo]
-        builds = self.builder.wait(wanted) if wanted else {}
-        facts = {at: _judge(builds[task.keys[at]], arch) for at in task.todo}
-        broken = [
-            {"id": at, "stage": "first", **facts[at]}
-            for at in task.todo
-            if facts[at]["status"] != "ok"
-        ]
-        if broken:
-            yield broken
+        """Results in groups that belong together: one a kernel, then the leaders at once.
+
+        A batch is built, then measured, then the next: rows come early even where, as on a CPU,
+        nothing can be compiled while something is measured.
+        """
         times = dict(task.prior)
-        fit = [at for at in task.todo if facts[at]["status"] == "ok"]
-        for result in self.supervisor.run(task.problem, self._items(task, fit)):
-            at = result["id"]
-            if result["status"] == "ok":
-                times[at] = (result["time_us"], result["spread_us"])
-            yield [{"stage": "first", **facts[at], **result}]
+        facts: dict[int, Facts] = {}
+        size = self.config.limits.batch
+        for start in range(0, len(task.todo), size):
+            batch = task.todo[start : start + size]
+            facts |= self._build(task, batch, arch)
+            broken = [at for at in batch if facts[at]["status"] != "ok"]
+            if broken:
+                yield [{"id": at, "stage": "first", **facts[at]} for at in broken]
+            fit = [at for at in batch if facts[at]["status"] == "ok"]
+            for result in self.supervisor.run(task.problem, self._items(task, fit)):
+                at = result["id"]
+                if result["status"] == "ok":
+                    times[at] = (result["time_us"], result["spread_us"])
+                yield [{"stage": "first", **facts[at], **result}]
         best = leaders(times, Policy.from_dict(task.policy))
         if any(at not in task.confirmed for at in best):
             found = self.supervisor.run_in_turn(task.problem, self._items(task, best))
             yield [{"stage": "leader", **facts.get(r["id"], {}), **r} for r in found]
+
+    def _build(self, task: Task, batch: Sequence[int], arch: Arch) -> dict[int, Facts]:
+        if self.config.replay:  # a recording tells about builds with its results
+            return {at: {"status": "ok"} for at in batch}
+        assert self.builder is not None
+        builds = self.builder.wait([(task.keys[at], task.kernels[at]) for at in batch])
+        return {at: _judge(builds[task.keys[at]], arch) for at in batch}
 
     @staticmethod
     def _items(task: Task, wanted: list[int]) -> list[dict[str, Any]]:

@@ -1,0 +1,262 @@
+"""`sweep`: measures kernels x problems into a store, and carries on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise.cli.console import ArchOption, DtypeOption, FilterOption, OpOption, err, out
+from tilewise.cli.kernels import ConfigOption, pick
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import parse_policy
+from tilewise.errors import InputError
+from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import LIBRARIES, VendorKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tilewise.sweep.crew import WorkerConfig
+    from tilewise.sweep.local import Executor
+    from tilewise.sweep.run import Summary
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def sweep(
+    store: Annotated[Path, typer.Argument(help="The folder that measurements go to.")],
+    op: OpOption,
+    problems: Annotated[str, typer.Option("--problems", help="CSV, JSON or JSON lines.")],
+    dtype: DtypeOption = None,
+    arch: ArchOption = None,
+    expression: FilterOption = None,
+    config: ConfigOption = None,
+    engines: Annotated[
+        str, typer.Option("--engines", help="Comma-separated; by default all that the device has.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words.")
+    ] = "",
+    budget: Annotated[float, typer.Option(min=0, help="Stop after so many seconds.")] = 0.0,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one kernel.")] = 5.0,
+    batch: Annotated[int, typer.Option(min=1, help="Kernels handed to a worker at once.")] = 20,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes; 0 for one per GPU, one on a CPU.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for all cores.")] = 0,
+    on: Annotated[str, typer.Option("--on", help="local or ray.")] = "local",
+    address: Annotated[str, typer.Option(help="Of a running Ray cluster.")] = "",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Measure again what failed before.")
+    ] = False,
+    give_up_after: Annotated[
+        int, typer.Option(min=0, help="Leave a kernel that cost so many workers; 0 for never.")
+    ] = 3,
+    replay: Annotated[
+        Path | None, typer.Option(help="Replay this store in place of measuring.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines on stdout.")
+    ] = False,
+) -> None:
+    """Measures every legal kernel on every problem that the store does not know yet.
+
+    Stop it in any way: what was measured is kept, and the same command does the rest.
+    """
+    from tilewise.problems.files import read_problems
+    from tilewise.sweep.crew import WorkerConfig
+    from tilewise.sweep.run import Options
+    from tilewise.sweep.run import sweep as run
+    from tilewise.sweep.supervisor import Limits
+
+    defaults = {"dtype": dtype} if dtype else {}
+    found = read_problems(problems, op, **defaults)
+    if dtype and any(p.dtype != dtype for p in found.problems):
+        raise InputError(f"{problems} has problems that are not {dtype}; drop --dtype or split it")
+    for line in found.bad_lines:
+        err.print(f"{problems}, {line}", highlight=False, markup=False)
+    kind = device_kind(arch, replay)
+    chosen = parse_policy(policy, kind)
+    if kind == "cpu" and not chosen.threads:
+        from dataclasses import replace
+
+        from tilewise.settings import settings
+
+        chosen = replace(chosen, threads=settings().threads)
+    names = tuple(word.strip() for word in engines.split(",") if word.strip())
+    settings_of_workers = WorkerConfig(
+        engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
+        policy=chosen,
+        kind=kind,
+        replay=str(replay) if replay else "",
+        limits=Limits(timeout_s=timeout, batch=batch),
+        jobs=jobs,
+    )
+
+    def kernels(live: Arch) -> list[Kernel]:
+        if arch and live.name != arch.partition(":")[0]:
+            raise InputError(f"--arch is {arch}; the device here is {live.label}")
+        if replay:
+            return recorded_kernels(replay, op)
+        wanted = list(settings_of_workers.engines)
+        return with_vendor(
+            pick(op, live, dtype, wanted, expression, config), op, wanted, expression
+        )
+
+    with shown(as_json) as on_event:
+        summary = run(
+            *(store, found.problems, kernels),
+            executor(on, settings_of_workers, workers, address),
+            chosen,
+            options=Options(
+                budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
+            ),
+            labels=[json.dumps(labels, default=str) for labels in found.labels],
+            on_event=on_event,
+        )
+    if not as_json:
+        tell(summary, store)
+    raise typer.Exit(130 if summary.stopped == "interrupted" else 0)
+
+
+def device_kind(arch: str | None, replay: Path | None) -> str:
+    """`cpu` or `gpu`, without touching the device: that is left to workers."""
+    if arch:
+        return load_arch(arch.partition(":")[0]).kind
+    if replay:
+        return "cpu"
+    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+    return "gpu" if any(Path(driver).exists() for driver in drivers) else "cpu"
+
+
+def recorded_kernels(replay: Path, op: str) -> list[Kernel]:
+    """The kernels of a recording, in its order."""
+    from tilewise.sweep.store import Store
+
+    rows = Store(replay).table(["op", "kernel_fields"]).to_pylist()
+    texts = dict.fromkeys(row["kernel_fields"] for row in rows if row["op"] == op)
+    return [get_op(op).kernel_from_dict(json.loads(text)) for text in texts]
+
+
+def with_vendor(
+    kernels: list[Kernel], op: str, engines: list[str], expression: str | None
+) -> list[Kernel]:
+    """The vendor's kernel is measured like any other, unless a filter says otherwise."""
+    if "vendor" not in engines or expression or any(k.engine == "vendor" for k in kernels):
+        return kernels
+    return [*kernels, *(VendorKernel(op_name=op, library=library) for library in LIBRARIES)]
+
+
+def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Executor:
+    """Where the sweep runs."""
+    if on == "ray":
+        from tilewise.sweep.ray_backend import RayExecutor
+
+        return RayExecutor(config, workers=workers, address=address)
+    if on != "local":
+        raise InputError(f"--on is {on!r}; use local or ray")
+    from tilewise.sweep.local import LocalExecutor
+
+    gpus = visible_gpus() if config.kind == "gpu" and not config.replay else []
+    return LocalExecutor(config, workers=workers or len(gpus) or 1, gpus=gpus)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine, counted by their device files."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if os.environ.get(name):
+            return [gpu.strip() for gpu in os.environ[name].split(",")]
+    count = len(list(Path("/dev").glob("nvidia[0-9]*"))) or 1
+    return [str(index) for index in range(count)]
+
+
+@contextmanager
+def shown(as_json: bool) -> Iterator[Emit]:
+    """A listener that prints JSON lines or keeps a progress bar; SIGTERM stops like Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if as_json:
+            yield print_line
+        else:
+            with progress_bar() as update:
+                yield update
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def print_line(event: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(event, default=str) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def progress_bar() -> Iterator[Emit]:
+    """A bar with rate, time left and failures by kind, on stderr."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
+        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True)),
+        TextColumn("{task.fields[failures]}"),
+    )
+    failures: Counter[str] = Counter()
+    with Progress(*columns, console=err) as bar:
+        task = bar.add_task("starting", total=None, rate="", failures="")
+        built = 0
+
+        def update(event: dict[str, Any]) -> None:
+            nonlocal built
+            match event["event"]:
+                case "start":
+                    bar.reset(task, total=event["total"], description="measuring")
+                    if event["known"]:
+                        err.print(f"{event['known']:,} measurements are there already")
+                    if event["skipped"]:
+                        err.print(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
+                case "built":
+                    built += 1
+                    bar.update(task, description=f"built {built}, measuring")
+                case "row":
+                    failures[event["status"]] += event["status"] != "ok"
+                    bar.update(
+                        task,
+                        advance=event["stage"] != "leader",
+                        rate=f"{bar.tasks[0].speed or 0:.1f}/s",
+                        failures=" ".join(f"{k} {n}" for k, n in sorted(failures.items()) if n),
+                    )
+                case "waiting":
+                    bar.update(task, description="waiting for another sweep")
+
+        yield update
+
+
+def tell(summary: Summary, store: Path) -> None:
+    """The end of the sweep, for people."""
+    counts = ", ".join(f"{n:,} {status}" for status, n in summary.by_status.most_common())
+    share = summary.measuring_s / summary.seconds if summary.seconds else 0
+    out.print(
+        f"{summary.rows:,} rows ({counts or 'nothing to do'}) in {summary.seconds:.1f} s on "
+        f"{summary.device}; {share:.0%} of it measuring, {summary.workers_lost} workers replaced",
+        highlight=False,
+    )
+    if summary.stopped:
+        why = "the budget is spent" if summary.stopped == "budget" else "stopped"
+        out.print(f"{why}; {summary.remaining:,} to go: run the same command to carry on {store}")

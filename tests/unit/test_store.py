@@ -1,0 +1,305 @@
+"""The store: what is written is read back whole, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tilewise
+from tilewise.core.measurement import (
+    POLICIES,
+    STATUSES,
+    Measurement,
+    Policy,
+    Setting,
+    parse_policy,
+)
+from tilewise.errors import InputError, StoreError
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
+from tilewise.sweep import store as store_module
+from tilewise.sweep.journal import Journal, read_journal
+from tilewise.sweep.known import Known
+from tilewise.sweep.plan import leaders
+from tilewise.sweep.store import Store, read_shard, write_rows
+
+SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="g++ 12", policy=Policy())
+KERNEL = VendorKernel(op_name="gemm", library="numpy")
+
+
+def row(m: int, **values: object) -> Measurement:
+    given = {"status": "ok", "time_us": 10.0, "spread_us": 0.5, "repeats": 7, **values}
+    return Measurement.of(GemmProblem(m=m, n=8, k=8), KERNEL, SETTING, **given)  # type: ignore[arg-type]
+
+
+def stored(path: Path) -> set[tuple[str, int]]:
+    return {r.identity for r in Store(path).measurements(latest=False)}
+
+
+def test_rows_come_back_equal(tmp_path: Path) -> None:
+    rows = [row(1), row(2, status="crash", message="gone", time_us=None, spread_us=None)]
+    with Store(tmp_path, create=True).writer() as writer:
+        writer.append(rows)
+        assert list(Store(tmp_path).measurements()) == rows  # before the shard is there
+    assert list(Store(tmp_path).measurements()) == rows
+    assert not Store(tmp_path).journals()
+
+
+def test_rates_follow_from_the_time() -> None:
+    measured = row(1024)
+    assert measured.tflops == pytest.approx(2 * 1024 * 8 * 8 / 10e-6 * 1e-12)
+    assert measured.gb_s == pytest.approx((1024 * 8 + 64 + 1024 * 8) * 4 / 10e-6 * 1e-9)
+
+
+def test_the_key_covers_problem_kernel_device_toolchain_and_policy() -> None:
+    base = row(1)
+    others = [
+        row(2),
+        Measurement.of(
+            GemmProblem(m=1, n=8, k=8),
+            VendorKernel(op_name="gemm", library="torch"),
+            SETTING,
+            status="ok",
+        ),
+        *(
+            Measurement.of(GemmProblem(m=1, n=8, k=8), KERNEL, changed, status="ok")
+            for changed in (
+                Setting(arch="x86_avx2", device="b", toolchain="g++ 12", policy=Policy()),
+                Setting(arch="x86_avx2", device="a CPU", toolchain="g++ 13", policy=Policy()),
+                Setting(arch="x86_avx2", device="a CPU", toolchain="g++ 12", policy=Policy(seed=1)),
+            )
+        ),
+    ]
+    assert len({base.key, *(other.key for other in others)}) == 6
+
+
+def test_the_last_attempt_holds(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1, attempt=1, time_us=5.0), row(2)])
+    write_rows(tmp_path, [row(1, attempt=0)])
+    latest = {r.problem_key: r for r in Store(tmp_path).measurements()}
+    assert len(latest) == 2
+    assert latest[row(1).problem_key].time_us == 5.0
+    assert len(stored(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40, 200])
+def test_a_torn_tail_is_dropped_and_the_rest_kept(tmp_path: Path, cut: int) -> None:
+    journal = Journal(tmp_path / "run-00000.journal")
+    for m in (1, 2, 3):
+        journal.append([row(m)])
+    journal.file.close()
+    data = journal.file.path.read_bytes()
+    journal.file.path.write_bytes(data[:-cut])
+    contents = read_journal(journal.file.path)
+    assert [r.problem_key for r in contents.rows] == [row(m).problem_key for m in (1, 2)]
+    assert contents.torn_bytes > 0
+    Store(tmp_path).recover()
+    assert stored(tmp_path) == {row(1).identity, row(2).identity}
+
+
+def test_a_damaged_line_ends_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run-00000.journal")
+    for m in (1, 2, 3):
+        journal.append([row(m)])
+    journal.file.close()
+    lines = journal.file.path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"status":"ok"', b'"status":"no"')
+    journal.file.path.write_bytes(b"".join(lines))
+    assert len(read_journal(journal.file.path).rows) == 1
+
+
+def test_an_append_of_several_rows_is_all_or_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run-00000.journal")
+    journal.append([row(1)])
+    journal.append([row(2), row(3)])
+    journal.file.close()
+    whole = journal.file.path.read_bytes()
+    start = whole.index(b"\n") + 1
+    for end in range(start, len(whole), 97):
+        journal.file.path.write_bytes(whole[:end])
+        assert len(read_journal(journal.file.path).rows) == 1
+    journal.file.path.write_bytes(whole)
+    assert len(read_journal(journal.file.path).rows) == 3
+
+
+def test_a_shard_supersedes_its_journal(tmp_path: Path) -> None:
+    """Death between the rename of a shard and the removal of its journal."""
+    journal = Journal(tmp_path / "run-00000.journal")
+    journal.append([row(1)])
+    store_module.write_shard(tmp_path / "run-00000.parquet", store_module.to_table([row(1)]))
+    assert len(list(Store(tmp_path).measurements(latest=False))) == 1
+    journal.file.close()
+    assert Store(tmp_path).recover() == 1
+    assert not Store(tmp_path).journals()
+    assert len(list(Store(tmp_path).measurements(latest=False))) == 1
+
+
+def test_a_living_journal_is_left_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.writer("living") as writer:
+        writer.append([row(1)])
+        with store.writer("other") as other:
+            other.append([row(2)])
+        assert [p.stem for p in store.journals()] == ["living-00000"]
+        writer.append([row(3)])
+    assert stored(tmp_path) == {row(m).identity for m in (1, 2, 3)}
+
+
+def test_shards_are_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "ROWS_PER_SHARD", 10)
+    with Store(tmp_path).writer("run") as writer:
+        for m in range(35):
+            writer.append([row(m)])
+        assert len(Store(tmp_path).shards()) == 3
+        assert len(stored(tmp_path)) == 35
+    assert len(Store(tmp_path).shards()) == 4
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    """A file size limit stands in for the end of the disk: writes fail half way in both cases."""
+    code = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from tilewise.errors import StoreError
+from tilewise.sweep.store import Store
+import test_store as t
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with Store({str(tmp_path)!r}).writer("run") as writer:
+    writer.append([t.row(1)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, resource.RLIM_INFINITY))
+    try:
+        for m in range(2, 50):
+            writer.append([t.row(m)])
+    except StoreError as error:
+        print(m, "told:", error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    writer.append([t.row(99)])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).parent.parent)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    failed, _, message = ended.stdout.partition(" ")
+    assert message.startswith("told: cannot write to")
+    assert "everything measured before is safe" in message
+    assert stored(tmp_path) == {row(m).identity for m in (*range(1, int(failed)), 99)}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(StoreError, match="cannot write"):
+            Store(tmp_path).writer()
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_store_inside_a_file_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(StoreError, match="cannot make the store"):
+        Store(file / "store", create=True)
+    with pytest.raises(StoreError, match="is a file"):
+        Store(file)
+    with pytest.raises(StoreError, match="does not exist"):
+        Store(tmp_path / "nowhere")
+
+
+def test_a_torn_or_foreign_shard_is_refused_by_name(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1)])
+    (shard,) = Store(tmp_path).shards()
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=shard.name):
+        Store(tmp_path).table()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"a": [1]}), foreign)
+    with pytest.raises(StoreError, match="no tilewise measurements"):
+        read_shard(foreign)
+
+
+def test_claims_exclude_each_other_and_end_with_the_process(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = store.claim("problem")
+    assert first is not None
+    assert store.claim("problem") is None
+    first.remove()
+    again = store.claim("problem")
+    assert again is not None
+    again.close()
+    code = (
+        "import os, sys; from tilewise.sweep.store import Store; "
+        f"Store({str(tmp_path)!r}).claim('problem'); os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).parent.parent)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert store.claim("problem") is not None
+
+
+def test_known_rows_are_found_with_their_last_status(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path,
+        [
+            row(1),
+            row(2, status="crash", time_us=None, spread_us=None),
+            row(3, time_us=7.0),
+            row(3, time_us=8.0, attempt=1, stage="leader"),
+        ],
+    )
+    known = Known(Store(tmp_path), [SETTING], give_up_after=1)
+    ok, crash, leader, missing = known.look_up([row(m).key for m in (1, 2, 3, 4)])
+    assert ok is not None and ok.status == "ok" and not ok.is_confirmed
+    assert crash is not None and crash.status == "crash"
+    assert leader is not None and leader.is_confirmed
+    assert (leader.time_us, leader.attempts) == (7.0, 2)
+    assert missing is None
+    assert known.has_failed(row(2).problem_key, row(2).kernel_key)
+    assert not known.has_failed(row(1).problem_key, row(1).kernel_key)
+    assert not known.is_given_up(KERNEL.key)  # it has succeeded elsewhere
+    known.learn(row(4), keep=True)
+    (learned,) = known.look_up([row(4).key])
+    assert learned is not None and learned.status == "ok"
+
+
+def test_leaders_are_those_within_noise() -> None:
+    policy = Policy(noise=0.03, max_leaders=3)
+    times = {0: (100.0, 1.0), 1: (102.0, 1.0), 2: (110.0, 1.0), 3: (106.0, 14.0), 4: (200.0, 5.0)}
+    assert leaders(times, policy) == [0, 1, 3]
+    assert leaders({0: (100.0, 1.0), 1: (150.0, 1.0)}, policy) == []  # nobody to confuse it with
+    assert leaders(times, replace(policy, rounds=0)) == []
+    assert leaders({}, policy) == []
+
+
+def test_policies_are_data_with_an_identity() -> None:
+    assert len({p.key for p in POLICIES.values()}) == len(POLICIES)
+    for policy in POLICIES.values():
+        assert Policy.from_dict(policy.to_dict()) == policy
+    made = parse_policy("quick,cache=cold,repeats=20", "cpu")
+    assert (made.cache, made.min_repeats, made.max_repeats) == ("cold", 20, 20)
+    assert parse_policy("", "gpu") == POLICIES["gpu"]
+    assert parse_policy("time_ms=7", "cpu").time_ms == 7.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["slow", "cache=warm", "repeats=0", "time_ms=-1", "nonsense=1", "quick,cold", "warmup=x"],
+)
+def test_bad_policies_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_policy(text)
+
+
+def test_statuses_are_those_of_the_contract() -> None:
+    assert (
+        *("ok", "compile_error", "over_limit", "launch_error", "timeout", "crash"),
+        *("out_of_memory", "wrong_result"),
+    ) == STATUSES
