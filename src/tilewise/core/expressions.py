@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import ceil, floor, log2
+from math import ceil, floor, gcd, log2
 from typing import Any
 
 from tilewise.errors import ExpressionError
@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceil": ceil,
     "floor": floor,
     "ceil_div": lambda a, b: -(-a // b),
+    "gcd": lambda a, b: gcd(int(a), int(b)),
 }
 
 MAX_LENGTH = 10_000

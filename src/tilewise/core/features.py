@@ -1,0 +1,190 @@
+"""Feature sets: numbers that describe a kernel on a problem on an architecture.
+
+A set has fields (`p_` of the problem, `k_` of the kernel, `a_` of the architecture), helpers and
+features, both expressions over fields and earlier helpers. What depends on the problem alone or on
+the kernel alone is known and evaluated once per problem or per kernel. A set is JSON: a model
+carries the definitions it was trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.compile_expr import Array, encode, evaluate
+from tilewise.core.expressions import Expression, parse
+from tilewise.errors import ExpressionError
+
+ARCH, PROBLEM, KERNEL, MIXED = 0, 1, 2, 3
+"""Scopes; the scope of an expression is the bitwise union of those of its parts."""
+_PREFIX = {"p": PROBLEM, "k": KERNEL, "a": ARCH}
+ABSENT = -1.0
+"""A numeric trait that a kind of kernel does not have; absent text is an unknown word, 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One input; `words` are the known values of a text field, whose codes count from 1."""
+
+    name: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> int:
+        return _PREFIX[self.name.partition("_")[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Field values of problems, kernels and one architecture, and which rows pair them up."""
+
+    problems: Mapping[str, Array]
+    kernels: Mapping[str, Array]
+    arch: Mapping[str, float]
+    problem_index: NDArray[np.int64]
+    kernel_index: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.problem_index)
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Definitions in order; names are unique across fields, helpers and features."""
+
+    fields: tuple[Field, ...]
+    helpers: Mapping[str, str]
+    features: Mapping[str, str]
+
+    @cached_property
+    def words(self) -> dict[str, tuple[str, ...]]:
+        """Text fields and their known words."""
+        return {f.name: f.words for f in self.fields if f.words}
+
+    @cached_property
+    def expressions(self) -> dict[str, Expression]:
+        """Every helper and feature, parsed; each may use fields and what stands before it."""
+        known = {f.name for f in self.fields}
+        parsed: dict[str, Expression] = {}
+        for name, source in (*self.helpers.items(), *self.features.items()):
+            if name in known:
+                raise ExpressionError(f"{name!r} is defined twice")
+            parsed[name] = parse(source, known)
+            known.add(name)
+        return parsed
+
+    @cached_property
+    def scopes(self) -> dict[str, int]:
+        """What each field, helper and feature depends on."""
+        scopes = {f.name: f.scope for f in self.fields}
+        for name, expression in self.expressions.items():
+            scope = ARCH
+            for used in expression.fields:
+                scope |= scopes[used]
+            scopes[name] = scope
+        return scopes
+
+    def fields_of(self, scope: int) -> tuple[Field, ...]:
+        return tuple(f for f in self.fields if f.scope == scope)
+
+    def restricted(self, features: Iterable[str], keep: Iterable[str] = ()) -> FeatureSet:
+        """The same definitions for fewer features, without what they do not need."""
+        wanted = dict.fromkeys(features)
+        needed = self._needed([*wanted, *keep])
+        return FeatureSet(
+            tuple(f for f in self.fields if f.name in needed),
+            {n: s for n, s in self.helpers.items() if n in needed},
+            {n: self.features[n] for n in wanted},
+        )
+
+    def _needed(self, names: Sequence[str]) -> set[str]:
+        needed, pending = set(names), list(names)
+        while pending:
+            expression = self.expressions.get(pending.pop())
+            fresh = (expression.fields if expression else frozenset()) - needed
+            needed |= fresh
+            pending += fresh
+        return needed
+
+    def evaluate(
+        self,
+        rows: Rows,
+        names: Sequence[str],
+        given: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]:
+        """The named features or helpers, one value per row; `given` replaces helpers by rows."""
+        given = given or {}
+        needed = self._needed([n for n in names if n not in given])
+        held: dict[str, Array] = {k: np.asarray(v, np.float64) for k, v in rows.problems.items()}
+        held |= {k: np.asarray(v, np.float64) for k, v in rows.kernels.items()}
+        held |= {k: np.asarray(float(v)) for k, v in rows.arch.items()}
+        scopes = {**self.scopes, **dict.fromkeys(given, MIXED)}
+        spread: dict[str, Array] = dict(given)
+        sizes = {PROBLEM: _length(rows.problems), KERNEL: _length(rows.kernels)}
+
+        def by_row(name: str) -> Array:
+            if name not in spread:
+                value, scope = held[name], scopes[name]
+                index = rows.problem_index if scope == PROBLEM else rows.kernel_index
+                spread[name] = value[index] if scope in (PROBLEM, KERNEL) else value
+            return spread[name]
+
+        for name, expression in self.expressions.items():
+            if name not in needed or name in given:
+                continue
+            scope = ARCH
+            for used in expression.fields:
+                scope |= scopes[used]
+            scopes[name] = scope
+            if scope == MIXED:
+                value = evaluate(expression, {n: by_row(n) for n in expression.fields}, self.words)
+                spread[name] = np.broadcast_to(value, (len(rows),))
+            else:
+                value = evaluate(expression, {n: held[n] for n in expression.fields}, self.words)
+                held[name] = np.broadcast_to(value, (sizes[scope],)) if scope in sizes else value
+        return {
+            name: np.array(np.broadcast_to(by_row(name), (len(rows),)), np.float64)
+            for name in names
+        }
+
+    def matrix(self, rows: Rows, given: Mapping[str, Array] | None = None) -> Array:
+        """Every feature as a column."""
+        columns = self.evaluate(rows, list(self.features), given)
+        return np.column_stack([columns[name] for name in self.features])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, nothing lost."""
+        return {
+            "fields": [{"name": f.name, "words": list(f.words)} for f in self.fields],
+            "helpers": dict(self.helpers),
+            "features": dict(self.features),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The set that `to_dict` wrote."""
+        return cls(
+            tuple(Field(name=f["name"], words=tuple(f["words"])) for f in values["fields"]),
+            dict(values["helpers"]),
+            dict(values["features"]),
+        )
+
+
+def _length(columns: Mapping[str, Array]) -> int:
+    return len(next(iter(columns.values()))) if columns else 0
+
+
+def columns(fields: Sequence[Field], values: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Field values of several things as columns of numbers; what is missing is absent."""
+    return {
+        f.name: np.array(
+            [encode(v.get(f.name, "" if f.words else ABSENT), f.words or None) for v in values],
+            np.float64,
+        )
+        for f in fields
+    }

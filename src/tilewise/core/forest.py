@@ -1,0 +1,223 @@
+"""A forest of decision trees as flat arrays over features quantised to its own thresholds.
+
+A feature's bin is the number of thresholds below its value, so `value <= threshold[i]` is
+`bin <= i`: at most 255 thresholds make a bin one byte. Leaves are integers with one common scale;
+their sums are exact in any order, hence equal in NumPy, in C and in an exported header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.compile_expr import Array
+from tilewise.errors import ModelError
+
+MAX_THRESHOLDS = 255
+MAX_LEAVES = 255
+_INT_LIMIT = 2**31 - 1
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Trees over the columns `features`. Children below zero are leaves: `~child` is which."""
+
+    features: tuple[str, ...]
+    thresholds: tuple[Array, ...]
+    """Sorted and distinct, per feature."""
+    node_feature: Ints
+    node_bin: Ints
+    left: Ints
+    right: Ints
+    node_start: Ints
+    """Where each tree's nodes begin, one more than there are trees; parents precede children."""
+    leaf_start: Ints
+    leaf: Ints
+    scale: float
+    offset: float
+
+    @property
+    def num_trees(self) -> int:
+        return len(self.node_start) - 1
+
+    @property
+    def max_leaves(self) -> int:
+        return int(np.diff(self.leaf_start).max(initial=1))
+
+    def bins(self, matrix: Array) -> NDArray[np.uint8]:
+        """The bin of every value; columns are those of `features`."""
+        out = np.empty(matrix.shape, np.uint8)
+        for column, thresholds in enumerate(self.thresholds):
+            out[:, column] = np.searchsorted(thresholds, matrix[:, column], side="left")
+        return out
+
+    def predict(self, matrix: Array) -> Array:
+        """The sum of leaves, per row."""
+        bins = self.bins(matrix)
+        total = np.zeros(len(matrix), np.int64)
+        rows = np.arange(len(matrix))
+        for tree in range(self.num_trees):
+            total += self.leaf[self.leaf_start[tree] + self._leaves(tree, bins, rows)]
+        return total * self.scale + self.offset
+
+    def _leaves(
+        self, tree: int, bins: NDArray[np.uint8], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Which leaf of a tree each row falls into."""
+        start, stop = self.node_start[tree], self.node_start[tree + 1]
+        feature, bound = self.node_feature[start:stop], self.node_bin[start:stop]
+        left, right = self.left[start:stop], self.right[start:stop]
+        at = np.zeros(len(rows), np.int64)
+        live = rows
+        while len(live):
+            node = at[live]
+            goes_left = bins[live, feature[node]] <= bound[node]
+            at[live] = np.where(goes_left, left[node], right[node])
+            live = live[at[live] >= 0]
+        return ~at
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; numbers are exact."""
+        arrays = ("node_feature", "node_bin", "left", "right", "node_start", "leaf_start", "leaf")
+        return {
+            "features": list(self.features),
+            "thresholds": [t.tolist() for t in self.thresholds],
+            **{name: getattr(self, name).tolist() for name in arrays},
+            "scale": self.scale,
+            "offset": self.offset,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The forest that `to_dict` wrote; impossible structure is refused."""
+        ints = {
+            name: np.array(values[name], np.int32)
+            for name in (
+                *("node_feature", "node_bin", "left", "right"),
+                *("node_start", "leaf_start", "leaf"),
+            )
+        }
+        forest = cls(
+            features=tuple(values["features"]),
+            thresholds=tuple(np.array(t, np.float64) for t in values["thresholds"]),
+            **ints,
+            scale=float(values["scale"]),
+            offset=float(values["offset"]),
+        )
+        forest._check()
+        return forest
+
+    def _check(self) -> None:
+        nodes = len(self.node_feature)
+        trees = len(self.node_start)
+        sound = (
+            len(self.thresholds) == len(self.features)
+            and all(len(t) <= MAX_THRESHOLDS for t in self.thresholds)
+            and trees == len(self.leaf_start) >= 1
+            and len(self.node_bin) == len(self.left) == len(self.right) == nodes
+            and int(self.node_start[-1]) == nodes
+            and int(self.leaf_start[-1]) == len(self.leaf)
+            and bool(np.all(np.diff(self.node_start) == np.diff(self.leaf_start) - 1))
+        )
+        if sound and nodes:
+            tree_of = np.repeat(np.arange(trees - 1), np.diff(self.node_start))
+            own = np.arange(nodes) - self.node_start[tree_of]
+            size = np.diff(self.node_start)[tree_of]
+            inside = (self.node_feature >= 0) & (self.node_feature < len(self.features))
+            for child in (self.left, self.right):
+                # A child after its parent rules out cycles, so every walk ends.
+                inside &= np.where(child >= 0, (child > own) & (child < size), ~child <= size)
+            sound = bool(inside.all())
+        if not sound:
+            raise ModelError("the forest's arrays do not fit together")
+
+
+def from_lightgbm(text: str, names: Sequence[str]) -> Forest:
+    """The forest of a LightGBM model file trained on the columns `names`, numeric splits only."""
+    trees = [_tree(block) for block in text.split("\nTree=")[1:]]
+    offset = sum(float(t["leaf_value"][0]) for t in trees if t["num_leaves"] == 1)
+    trees = [t for t in trees if t["num_leaves"] > 1]
+    used = sorted({f for t in trees for f in t["split_feature"]})
+    column = {f: i for i, f in enumerate(used)}
+    pairs: dict[int, set[float]] = {f: set() for f in used}
+    for tree in trees:
+        for f, value in zip(tree["split_feature"], tree["threshold"], strict=True):
+            pairs[f].add(value)
+    thresholds = [np.array(sorted(pairs[f])) for f in used]
+    most = max((len(t) for t in thresholds), default=0)
+    if most > MAX_THRESHOLDS:
+        raise ModelError(f"a feature has {most} thresholds; train with max_bin at most 255")
+    node_feature: list[int] = []
+    node_bin: list[int] = []
+    left: list[int] = []
+    right: list[int] = []
+    leaves: list[float] = []
+    node_start, leaf_start = [0], [0]
+    for tree in trees:
+        order = _preorder(tree)
+        place = {node: i for i, node in enumerate(order)}
+        for node in order:
+            f = tree["split_feature"][node]
+            node_feature.append(column[f])
+            at = np.searchsorted(thresholds[column[f]], tree["threshold"][node])
+            node_bin.append(int(at))
+            for side, child in ((left, "left_child"), (right, "right_child")):
+                target = tree[child][node]
+                side.append(place[target] if target >= 0 else target)
+        leaves += tree["leaf_value"]
+        node_start.append(len(node_feature))
+        leaf_start.append(len(leaves))
+    values, scale = _quantised(leaves, leaf_start)
+    forest = Forest(
+        features=tuple(names[f] for f in used),
+        thresholds=tuple(thresholds),
+        node_feature=np.array(node_feature, np.int32),
+        node_bin=np.array(node_bin, np.int32),
+        left=np.array(left, np.int32),
+        right=np.array(right, np.int32),
+        node_start=np.array(node_start, np.int32),
+        leaf_start=np.array(leaf_start, np.int32),
+        leaf=values,
+        scale=scale,
+        offset=offset,
+    )
+    forest._check()
+    return forest
+
+
+def _quantised(leaves: Sequence[float], starts: Sequence[int]) -> tuple[Ints, float]:
+    """Leaves as integers whose sum over all trees cannot overflow, and their power-of-two unit."""
+    values = np.array(leaves, np.float64)
+    largest = sum(
+        float(np.abs(values[a:b]).max()) for a, b in zip(starts, starts[1:], strict=False)
+    )
+    bits = 0 if largest <= 0 else int(np.floor(np.log2((_INT_LIMIT - len(starts)) / largest)))
+    return np.rint(np.ldexp(values, bits)).astype(np.int32), float(2.0**-bits)
+
+
+def _tree(block: str) -> dict[str, Any]:
+    held = dict(line.split("=", 1) for line in block.split("\n\n")[0].splitlines() if "=" in line)
+    if held.get("num_cat", "0") != "0" or held.get("is_linear", "0") != "0":
+        raise ModelError("only plain numeric splits and constant leaves can be served")
+    tree: dict[str, Any] = {"num_leaves": int(held["num_leaves"])}
+    tree["leaf_value"] = [float(v) for v in held["leaf_value"].split()]
+    for name in ("split_feature", "left_child", "right_child"):
+        tree[name] = [int(v) for v in held.get(name, "").split()]
+    tree["threshold"] = [float(v) for v in held.get("threshold", "").split()]
+    return tree
+
+
+def _preorder(tree: Mapping[str, Any]) -> list[int]:
+    order: list[int] = []
+    pending = [0]
+    while pending:
+        node = pending.pop()
+        order.append(node)
+        pending += [c for c in (tree["right_child"][node], tree["left_child"][node]) if c >= 0]
+    return order

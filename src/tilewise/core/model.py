@@ -1,0 +1,266 @@
+"""Models as values and as folders.
+
+    model.json.gz       forests (flat arrays), calibration factors, the measured problems
+    rank.txt ...        the original LightGBM text of each forest
+    feature_spec.json   the definitions of the features it uses
+    manifest.json       what it is for, where it comes from, sha256 of every other file
+    metrics.json        cross-validation
+    importances.json    what each feature contributes
+    oof.parquet         out-of-fold predictions
+    folds.json          which problem was in which fold
+
+Nothing is pickled; loading needs neither LightGBM nor a dataframe library.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.compile_expr import Array, log2
+from tilewise.core.features import FeatureSet, Rows
+from tilewise.core.forest import Forest
+from tilewise.errors import ModelError
+
+MODEL_SCHEMA = 1
+MAX_BODY_BYTES = 256 * 2**20
+_BODY, _SPEC, _MANIFEST = "model.json.gz", "feature_spec.json", "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Factors of the analytic terms, per kernel; kernels never measured take the next best."""
+
+    terms: tuple[str, ...]
+    kernels: Mapping[str, tuple[float, ...]]
+    tiles: Mapping[str, tuple[float, ...]]
+    engines: Mapping[str, tuple[float, ...]]
+
+    def factors(self, name: str, engine: str, tile: tuple[int, ...]) -> tuple[float, ...]:
+        """The kernel's own, else its tile's, else its engine's, else zero: nothing is known."""
+        for table, key in (
+            (self.kernels, name),
+            (self.tiles, tile_key(engine, tile)),
+            (self.engines, engine),
+        ):
+            if key in table:
+                return table[key]
+        return (0.0,) * len(self.terms)
+
+    def to_dict(self) -> dict[str, Any]:
+        tables = {n: {k: list(v) for k, v in getattr(self, n).items()} for n in _TABLES}
+        return {"terms": list(self.terms), **tables}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        tables = {n: {k: tuple(v) for k, v in values[n].items()} for n in _TABLES}
+        return cls(terms=tuple(values["terms"]), **tables)
+
+
+_TABLES = ("kernels", "tiles", "engines")
+
+
+def tile_key(engine: str, tile: tuple[int, ...]) -> str:
+    return f"{engine}:{'x'.join(map(str, tile))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The problems behind a model: where they lie, and how well it chose for them unseen."""
+
+    axes: tuple[str, ...]
+    """Helpers that give a problem's coordinates, in octaves."""
+    points: Array
+    efficiency: Array
+    """Out of fold, chosen over best; NaN where it was not scored."""
+    reach: float
+    """How far from its nearest measured problem a problem may lie."""
+    problems: tuple[str, ...]
+    """Canonical JSON, in the order of `points`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        efficiency = [None if np.isnan(e) else round(float(e), 6) for e in self.efficiency]
+        return {
+            "axes": list(self.axes),
+            "points": self.points.tolist(),
+            "efficiency": efficiency,
+            "reach": self.reach,
+            "problems": [json.loads(p) for p in self.problems],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Measured:
+        points = np.array(values["points"], np.float64).reshape(-1, len(values["axes"]))
+        efficiency = [np.nan if e is None else e for e in values["efficiency"]]
+        return cls(
+            axes=tuple(values["axes"]),
+            points=points,
+            efficiency=np.array(efficiency, np.float64),
+            reach=float(values["reach"]),
+            problems=tuple(
+                json.dumps(p, sort_keys=True, separators=(",", ":")) for p in values["problems"]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What training leaves behind.
+
+    The score of a kernel is the forest `rank`, plus where `has_base` minus the logarithm of its
+    calibrated time. `level` then turns scores into times: 2 ** (level - score) microseconds.
+    """
+
+    op: str
+    arch: str
+    device: str = ""
+    dtypes: tuple[str, ...]
+    has_base: bool
+    features: FeatureSet
+    forests: Mapping[str, Forest]
+    calibration: Calibration
+    measured: Measured
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest.get("name", f"{self.op} {self.arch}"))
+
+    def forest_matrix(self, forest: str, rows: Rows) -> Array:
+        """The columns that a forest splits on."""
+        names = self.forests[forest].features
+        columns = self.features.evaluate(rows, names)
+        if not names:
+            return np.zeros((len(rows), 0))
+        return np.column_stack([columns[name] for name in names])
+
+    def predict(self, forest: str, rows: Rows) -> Array:
+        """What one forest says about every row."""
+        return self.forests[forest].predict(self.forest_matrix(forest, rows))
+
+    def scores(self, rows: Rows) -> Array:
+        """Higher is faster; comparable between kernels of one problem, in octaves."""
+        score = self.predict("rank", rows)
+        if self.has_base:
+            score = score - log2(self.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
+        return score
+
+
+def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: Any) -> None:
+    """Writes a model folder; `extra` holds further JSON files by name without suffix."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {
+        "schema": MODEL_SCHEMA,
+        "has_base": model.has_base,
+        "forests": {name: f.to_dict() for name, f in model.forests.items()},
+        "calibration": model.calibration.to_dict(),
+        "measured": model.measured.to_dict(),
+    }
+    # No time stamp inside: equal models are equal bytes.
+    packed = gzip.compress(json.dumps(body, separators=(",", ":")).encode(), 9, mtime=0)
+    files: dict[str, bytes] = {_BODY: packed, _SPEC: _json(model.features.to_dict())}
+    files |= {f"{name}.txt": text.encode() for name, text in texts.items()}
+    files |= {f"{name}.json": _json(value) for name, value in extra.items()}
+    files["metrics.json"] = _json(dict(model.metrics))
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    others = [p for p in sorted(folder.glob("*.parquet"))]
+    seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}
+    manifest = {
+        "schema": MODEL_SCHEMA,
+        "op": model.op,
+        "arch": model.arch,
+        "device": model.device,
+        "dtypes": list(model.dtypes),
+        **model.manifest,
+        "files": dict(sorted(seals.items())),
+    }
+    (folder / _MANIFEST).write_bytes(_json(manifest))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def load_model(folder: Path | str) -> Model:
+    """The model in `folder`; damaged, foreign or newer ones are refused with the reason."""
+    path = Path(folder)
+    manifest = _manifest(path)
+    raw = _checked(path, _BODY, manifest)
+    spec = _checked(path, _SPEC, manifest)
+    try:
+        unpacked = zlib.decompressobj(wbits=31)
+        body = json.loads(unpacked.decompress(raw, MAX_BODY_BYTES))
+        if unpacked.unconsumed_tail:
+            raise ModelError(f"{path}: {_BODY} unpacks to more than {MAX_BODY_BYTES} bytes")
+        return Model(
+            op=str(manifest["op"]),
+            arch=str(manifest["arch"]),
+            device=str(manifest.get("device", "")),
+            dtypes=tuple(manifest["dtypes"]),
+            has_base=bool(body["has_base"]),
+            features=FeatureSet.from_dict(json.loads(spec)),
+            forests={name: Forest.from_dict(f) for name, f in body["forests"].items()},
+            calibration=Calibration.from_dict(body["calibration"]),
+            measured=Measured.from_dict(body["measured"]),
+            manifest=manifest,
+            metrics=_metrics(path),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+    except OSError as error:
+        raise ModelError(
+            f"{path} is no model: {_MANIFEST} cannot be read ({error.strerror}); "
+            "a model is a folder that `train` makes"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged: {_MANIFEST} is not JSON: {error}") from None
+    if not isinstance(manifest, dict) or "schema" not in manifest or "files" not in manifest:
+        raise ModelError(f"{path} is foreign: {_MANIFEST} has no schema; `train` makes models")
+    schema = manifest["schema"]
+    if not isinstance(schema, int) or schema > MODEL_SCHEMA:
+        raise ModelError(
+            f"{path} has schema {schema}; this version reads up to {MODEL_SCHEMA}. Update tilewise"
+        )
+    return manifest
+
+
+def _checked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """The bytes of a file whose checksum is the manifest's."""
+    wanted = manifest["files"].get(name)
+    if wanted is None:
+        raise ModelError(f"{path} is damaged: its manifest does not list {name}")
+    try:
+        data = (path / name).read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} is damaged: {name}: {error.strerror}") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != wanted:
+        raise ModelError(
+            f"{path} is damaged: {name} has sha256 {found[:16]}..., "
+            f"the manifest says {str(wanted)[:16]}..."
+        )
+    return data
+
+
+def _metrics(path: Path) -> dict[str, Any]:
+    try:
+        metrics = json.loads((path / "metrics.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return metrics if isinstance(metrics, dict) else {}

@@ -1,0 +1,100 @@
+"""Fits the analytic model to measurements: what each of its terms costs, kernel by kernel.
+
+A kernel's time is a sum of few terms (steps in a row, waves, bytes, ...) with factors that cannot
+be negative. Sums extrapolate where trees cannot, so trees are left to learn what remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.compile_expr import Array
+from tilewise.core.features import FeatureSet
+from tilewise.core.model import Calibration, tile_key
+from tilewise.learn.dataset import Dataset
+from tilewise.ops.tiling import CALIBRATION_TERMS
+
+TERMS = tuple(CALIBRATION_TERMS)
+MIN_ROWS = 24
+"""A kernel with fewer measurements shares the factors of its tile."""
+_ROUNDS = 6
+_LEVEL = 0.03
+"""Relative errors below this count as noise and are not weighted up further."""
+
+
+def terms_matrix(data: Dataset, features: FeatureSet) -> Array:
+    """The terms of every row."""
+    names = [f"term_{t}" for t in TERMS]
+    values = features.evaluate(data.rows(features), names)
+    return np.column_stack([values[n] for n in names])
+
+
+def calibrate(data: Dataset, terms: Array, train: NDArray[np.bool_]) -> Calibration:
+    """Factors from the rows in `train`."""
+    usable = train & data.is_ok
+    tiles = [tile_key(k.engine, _tile(k)) for k in data.kernels]
+    engines = [k.engine for k in data.kernels]
+
+    def fit(groups: list[str], least: int) -> dict[str, tuple[float, ...]]:
+        found = {}
+        for group in dict.fromkeys(groups):
+            members = np.array([g == group for g in groups])
+            rows = usable & members[data.kernel_index]
+            if rows.sum() >= least:
+                found[group] = _factors(terms[rows], data.time_us[rows])
+        return found
+
+    return Calibration(
+        TERMS,
+        kernels=fit([k.name for k in data.kernels], MIN_ROWS),
+        tiles=fit(tiles, MIN_ROWS),
+        engines=fit(engines, 1),
+    )
+
+
+def _tile(kernel: object) -> tuple[int, ...]:
+    tile: tuple[int, ...] = kernel.tile  # type: ignore[attr-defined]  # every kernel has one
+    return tile
+
+
+def _factors(terms: Array, time_us: Array) -> tuple[float, ...]:
+    """Non-negative factors of least absolute relative error, by reweighted least squares."""
+    from scipy.optimize import nnls
+
+    relative = terms / time_us[:, None]
+    size = np.maximum(relative.max(axis=0), 1e-30)
+    weight = np.ones(len(time_us))
+    factors = np.zeros(terms.shape[1])
+    for _ in range(_ROUNDS):
+        factors, _ = nnls(relative / size * weight[:, None], weight, maxiter=3000)
+        error = np.abs(relative / size @ factors - 1)
+        weight = 1 / np.sqrt(np.maximum(error, _LEVEL))
+    return tuple(float(f) for f in factors / size)
+
+
+def kernel_factors(data: Dataset, calibration: Calibration) -> dict[str, Array]:
+    """`k_factor_*` per kernel of the data set."""
+    table = np.array(
+        [calibration.factors(k.name, k.engine, _tile(k)) for k in data.kernels]
+    ).reshape(len(data.kernels), len(TERMS))
+    return {f"k_factor_{t}": table[:, i] for i, t in enumerate(TERMS)}
+
+
+def calibrated_us(
+    data: Dataset, features: FeatureSet, calibration: Calibration
+) -> Array:
+    """The calibrated time of every row."""
+    rows = data.rows(features, kernel_factors(data, calibration))
+    return features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
+
+
+def total_us(terms: Array, data: Dataset, factors: Mapping[str, Array]) -> Array:
+    """The same from a ready matrix of terms, in the order of the expression."""
+    total = np.zeros(len(data))
+    for i, t in enumerate(TERMS):
+        part = factors[f"k_factor_{t}"][data.kernel_index] * terms[:, i]
+        total = part if i == 0 else total + part
+    return np.where(total > 0.01, total, 0.01)

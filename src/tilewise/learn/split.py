@@ -1,0 +1,34 @@
+"""Problems into folds: a problem is wholly in one, by its complete key, never by chance of order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError
+
+
+def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
+    """The fold of each problem; equal problems share one, whatever their order."""
+    keys = sorted({p.key for p in problems}, key=lambda key: _shuffled(key, seed))
+    if not 2 <= count <= len(keys):
+        raise InputError(f"{count} folds of {len(keys)} problems; use 2 to {len(keys)}")
+    fold = {key: index % count for index, key in enumerate(keys)}
+    return np.array([fold[p.key] for p in problems], np.int64)
+
+
+def held_out(
+    problems: Sequence[Problem], among: NDArray[np.int64], share: float = 0.15, *, seed: int = 0
+) -> NDArray[np.int64]:
+    """Some of the problems `among`, set apart to stop training on; scoring never sees them."""
+    keys = sorted({problems[i].key for i in among}, key=lambda key: _shuffled(key, seed + 1))
+    chosen = set(keys[: max(1, round(len(keys) * share))])
+    return np.array([i for i in among if problems[i].key in chosen], np.int64)
+
+
+def _shuffled(key: str, seed: int) -> str:
+    return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
