@@ -214,6 +214,20 @@ class TestMiopenDriver:
         assert [b.number for b in found.bad_lines] == [2, 3, 4, 5, 6, 7, 8]
 
 
+def test_parquet(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    problem = GemmProblem(m=1, n=2, k=3)
+    texts = [json.dumps(problem.to_dict()), "rubbish"]
+    path = tmp_path / "oof.parquet"
+    pq.write_table(pa.table({"problem": texts, "efficiency": [0.5, 0.6]}), path)
+    found = read_problems(path, "gemm")
+    assert (found.problems, found.labels) == ([problem], [{"efficiency": 0.5}])
+    assert [b.number for b in found.bad_lines] == [2]
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(FileError, match="not a Parquet file"):
+        read_problems(path, "gemm")
+
+
 class TestRefused:
     def test_no_file_to_read(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match="does not exist"):

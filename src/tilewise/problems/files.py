@@ -133,4 +133,11 @@ def _parquet_lines(path: str | Path) -> Iterator[Line]:
     except pa.ArrowException as error:
         raise FileError(f"{path} is not a Parquet file: {error}") from None
     for number, row in enumerate(table.to_pylist(), 1):
-        yield Line(number, str(row), [{k: v for k, v in row.items() if v is not None}])
+        given = {k: v for k, v in row.items() if v is not None}
+        try:
+            # Stores and out-of-fold tables hold the whole problem in one column.
+            given |= json.loads(given.pop("problem", "{}"))
+        except (TypeError, ValueError):
+            yield Line(number, str(row), reason="the column problem is not a JSON object")
+            continue
+        yield Line(number, str(row), [given])
