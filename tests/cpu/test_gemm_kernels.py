@@ -58,8 +58,12 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 @cache
 def pool() -> tuple[CpuGemmKernel, ...]:
-    kernels = load_pool(get_op("gemm"), ARCH, ["cpu"])
-    return tuple(k for k in kernels if isinstance(k, CpuGemmKernel))
+    """The kernels of every x86 architecture that this machine can run."""
+    found = []
+    for name in ("x86_avx512", "x86_avx2"):
+        kernels = load_pool(get_op("gemm"), load_arch(name), ["cpu"])
+        found += [k for k in kernels if isinstance(k, CpuGemmKernel)]
+    return tuple(k for k in found if why_unusable(k, None, ARCH) is None)
 
 
 @cache

@@ -45,13 +45,15 @@ class CpuGemmKernel(Kernel):
     access: str = trait(
         "", ("panels", "inplace", "bpanels", "dot", "strip"), doc="how operands are read"
     )
-    mr: int = trait("m", (1, 2, 4, 6, 8, 12, 14, 24, 30), doc="rows of the register tile")
+    mr: int = trait("m", (1, 2, 3, 4, 6, 8, 12, 14), doc="rows of the register tile")
     nr: int = trait(
-        "n", (1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64), doc="columns of it; of a dot, of the long side"
+        "n",
+        (2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 128, 512, 2048, 8192),
+        doc="columns of it; for a dot, rows of the long operand; for a GEMV strip, of its block",
     )
-    mc: int = trait("mc", (0, 96, 240, 480), default=0, doc="rows of A in the second-level cache")
+    mc: int = trait("mc", (0, 96, 480), default=0, doc="rows of A in the second-level cache")
     kc: int = trait("kc", (0, 16, 64, 192, 256, 384), default=0, doc="steps of k in one go")
-    nc: int = trait("nc", (0, 512, 2048, 4096), default=0, doc="columns of B in the outer cache")
+    nc: int = trait("nc", (0, 512, 4096), default=0, doc="columns of B in the outer cache")
     unroll: int = trait("u", (1, 2, 4, 8), default=1, doc="steps of k in the loop body")
     ahead: int = trait("p", (0, 8, 16), default=0, doc="vectors prefetched ahead of a stream")
     split: str = trait("by", ("m", "n", "grid", "shared", "long", "k"), doc="what threads share")
