@@ -28,6 +28,7 @@ _PUBLIC = {
     "conv3d": "tilewise.functional",
     "conv_input_gradient": "tilewise.functional",
     "conv_weight_gradient": "tilewise.functional",
+    "capture": "tilewise.problems.capture",
     "TilewiseError": "tilewise.errors",
 }
 
@@ -40,6 +41,7 @@ __all__ = [
     "Registry",
     "TilewiseError",
     "__version__",
+    "capture",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     )
     from tilewise.ops.conv.problem import ConvProblem
     from tilewise.ops.gemm.problem import GemmProblem
+    from tilewise.problems.capture import capture
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,10 @@
-"""The command tree. A group's module is imported only when one of its commands is asked for."""
+"""The command tree."""
 
 from __future__ import annotations
 
 import typer
 
-from tilewise.cli import arch, build, demo, doctor, kernels, rank
+from tilewise.cli import arch, build, data, demo, doctor, kernels, problems, rank, sweep
 
 app = typer.Typer(
     name="tilewise",
@@ -20,4 +20,7 @@ app.add_typer(kernels.app, name="kernels")
 app.command("doctor")(doctor.doctor)
 app.command("build")(build.build)
 app.command("rank")(rank.rank)
+app.add_typer(problems.app, name="problems")
+app.command("sweep")(sweep.sweep)
+app.add_typer(data.app, name="data")
 app.command("demo")(demo.demo)
