@@ -1,0 +1,95 @@
+"""`data import|export|merge|show|check`: stores as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli import data_io
+from tilewise.cli.console import JsonFlag, emit, out, table
+
+app = typer.Typer(help="Measurements: bring in, take out, merge, look at.", no_args_is_help=True)
+app.command("import")(data_io.import_)
+app.command("export")(data_io.export)
+
+StoreArgument = Annotated[Path, typer.Argument(help="A folder that `sweep` made.")]
+
+
+@app.command()
+def merge(
+    target: Annotated[Path, typer.Argument(help="The store that takes the rows; made if needed.")],
+    sources: Annotated[list[Path], typer.Argument(help="Stores to add to it.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Adds stores to a store: a union, with what they disagree about reported."""
+    from tilewise.data.merge import merge as run
+
+    merged = run(target, sources)
+    if as_json:
+        return emit(merged.to_dict())
+    out.print(
+        f"{merged.added:,} rows added ({merged.repeated:,} of them measure a known key again), "
+        f"{merged.known:,} were there; {target} has {merged.rows:,}",
+        highlight=False,
+    )
+    if merged.conflicts:
+        table(
+            f"{len(merged.conflicts):,} measurements disagree; both are kept, the added one holds",
+            ["kernel", "problem", "what"],
+            [[c.kernel, c.problem, c.what] for c in merged.conflicts[:20]],
+        )
+    return None
+
+
+@app.command()
+def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
+    """Says what a store holds."""
+    from tilewise.data.show import overview
+
+    found = overview(store)
+    if as_json:
+        return emit(found.to_dict())
+    counts = ", ".join(f"{n:,} {status}" for status, n in found.by_status.items() if n)
+    out.print(
+        f"{found.rows:,} measurements ({counts}), {found.attempts:,} attempts in "
+        f"{found.shards} shards, {found.bytes / 1e6:.1f} MB",
+        highlight=False,
+    )
+    table(
+        str(store),
+        [
+            *("op", "dtype", "device", "policy", "problems", "kernels", "rows", "ok"),
+            *("winners", "vendor wins", "best TFLOPS", "noise %"),
+        ],
+        [
+            [
+                *(s.op, s.dtype, s.device, s.policy_key[:8], s.problems, s.kernels, s.rows, s.ok),
+                s.winners,
+                "" if s.vendor_wins is None else f"{s.vendor_wins:.0%}",
+                s.best_tflops,
+                100 * s.noise,
+            ]
+            for s in found.slices
+        ],
+    )
+    return None
+
+
+@app.command()
+def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
+    """Looks for torn shards, duplicates, impossible numbers, mixed policies; exit 1 if any."""
+    from tilewise.data.check import check as run
+
+    report = run(store)
+    if as_json:
+        emit(report.to_dict())
+    else:
+        for finding in report.findings:
+            out.print(
+                f"{finding.kind}: {finding.where}: {finding.what}", highlight=False, markup=False
+            )
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in report.counts.items()) or "nothing wrong"
+        out.print(f"{report.rows:,} rows in {report.shards} shards: {counts}", highlight=False)
+    raise typer.Exit(0 if report.is_sound else 1)

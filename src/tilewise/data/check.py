@@ -1,0 +1,154 @@
+"""What is wrong with a store: torn files, duplicates, impossible numbers, mixed policies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from tilewise.core.arch import devices, known_archs, load_arch
+from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key
+from tilewise.errors import StoreError
+from tilewise.sweep.journal import LockedFile, read_journal
+from tilewise.sweep.schema import from_table
+from tilewise.sweep.store import Store, read_shard
+
+TURBO = {"gpu": 1.1, "cpu": 2.0}
+"""How far above its listed peak a device may run: listed clocks are sustained ones."""
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str
+    where: str
+    what: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {"kind": self.kind, "where": self.where, "what": self.what}
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a check looked at, and what it found."""
+
+    rows: int = 0
+    shards: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Findings by kind; of each kind the first few are kept in `findings`."""
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.counts
+
+    def add(self, kind: str, where: str, what: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= MOST_SHOWN:
+            self.findings.append(Finding(kind=kind, where=where, what=what))
+
+    def to_dict(self) -> dict[str, Any]:
+        statuses = {status: self.by_status[status] for status in STATUSES}
+        return {
+            "rows": self.rows,
+            "shards": self.shards,
+            **statuses,
+            "by_status": statuses,
+            "is_sound": self.is_sound,
+            "counts": dict(self.counts),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def check(path: Path | str) -> Report:
+    """Reads every row of a store and reports what cannot be."""
+    store, report = Store(path), Report()
+    seen: dict[tuple[str, int], str] = {}
+    policies: dict[tuple[str, str, str, str], Counter[str]] = {}
+    done = {shard.stem for shard in store.shards()}
+    for file in [*store.shards(), *store.journals()]:
+        if file.suffix != ".parquet" and file.stem in done:
+            continue
+        for row in _rows(file, report):
+            report.rows += 1
+            report.by_status[row.status] += 1
+            if row.identity in seen:
+                report.add("duplicate", file.name, f"{_name(row)} is also in {seen[row.identity]}")
+            seen.setdefault(row.identity, file.name)
+            for what in impossible(row):
+                report.add("impossible", file.name, f"{_name(row)}: {what}")
+            group = (row.op, row.dtype, row.device, row.engine)
+            policies.setdefault(group, Counter())[row.policy] += 1
+    for (op, dtype, device, engine), found in policies.items():
+        if len(found) > 1:
+            shown = "; ".join(f"{count} rows under {text}" for text, count in found.most_common(3))
+            where = f"{op} {dtype} on {device} by {engine}"
+            report.add("mixed_policies", where, f"{len(found)} policies: {shown}")
+    return report
+
+
+def _rows(file: Path, report: Report) -> list[Measurement]:
+    if file.suffix == ".parquet":
+        report.shards += 1
+        try:
+            return list(from_table(read_shard(file)))
+        except (StoreError, TypeError) as error:
+            report.add("torn_shard", file.name, str(error))
+            return []
+    contents = read_journal(file)
+    held = LockedFile.take(file, create=False) if contents.torn_bytes else None
+    if held is not None:  # nobody is writing: the tail is not on its way, it is broken
+        held.close()
+        report.add(
+            "torn_journal",
+            file.name,
+            f"{contents.torn_bytes} bytes after {len(contents.rows)} whole rows are damaged",
+        )
+    return contents.rows
+
+
+def impossible(row: Measurement) -> list[str]:
+    """Everything about a row that cannot be."""
+    found = []
+    if row.status not in STATUSES:
+        found.append(f"status is {row.status!r}")
+    if row.stage not in STAGES:
+        found.append(f"stage is {row.stage!r}")
+    if row.attempt < 0:
+        found.append(f"attempt is {row.attempt}")
+    if row.status == "ok" and row.time_us is None:
+        found.append("it is ok but has no time")
+    for name in ("time_us", "min_us", "tflops", "gb_s"):
+        value = getattr(row, name)
+        if value is not None and not (isfinite(value) and value > 0):
+            found.append(f"{name} is {value:g}")
+    for name in ("spread_us", "rel_error", "compile_s"):
+        value = getattr(row, name)
+        if value is not None and not (isfinite(value) and value >= 0):
+            found.append(f"{name} is {value:g}")
+    peak = _peak(row.arch, row.dtype)
+    if peak and row.tflops is not None and row.tflops > peak:
+        found.append(f"{row.tflops:.4g} TFLOPS; {row.arch} cannot exceed {peak:.4g} in {row.dtype}")
+    parts = (row.problem_key, row.kernel_key, row.device, row.toolchain, row.policy_key)
+    if row.key != row_key(*parts):
+        found.append("its key is not that of its problem, kernel, device, toolchain and policy")
+    return found
+
+
+@cache
+def _peak(arch: str, dtype: str) -> float:
+    """The most TFLOPS that any product of an architecture can reach; 0 where unknown."""
+    if arch not in known_archs():
+        return 0.0
+    products = [load_arch(arch, device) for device in devices(arch) or [""]]
+    return max(p.peak_tflops.get(dtype, 0.0) * TURBO[p.kind] for p in products)
+
+
+def _name(row: Measurement) -> str:
+    return f"{row.kernel} on {row.problem}, attempt {row.attempt}"

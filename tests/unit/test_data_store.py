@@ -1,0 +1,142 @@
+"""Merging, checking and showing stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.data.check import check
+from tilewise.data.merge import merge
+from tilewise.data.show import overview
+from tilewise.errors import InputError
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
+from tilewise.sweep.journal import Journal
+from tilewise.sweep.store import Store, write_rows
+
+SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="numpy 2", policy=Policy())
+NUMPY = VendorKernel(op_name="gemm", library="numpy")
+
+
+def row(m: int, *, setting: Setting = SETTING, **values: object) -> Measurement:
+    given = {"status": "ok", "time_us": 10.0, "spread_us": 0.5, "run_id": "a", **values}
+    return Measurement.of(GemmProblem(m=m, n=8, k=8), NUMPY, setting, **given)  # type: ignore[arg-type]
+
+
+def kinds(path: Path) -> set[str]:
+    return {finding.kind for finding in check(path).findings}
+
+
+def test_a_sound_store_is_sound(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1), row(2, status="timeout", time_us=None, spread_us=None)])
+    report = check(tmp_path)
+    assert report.is_sound
+    assert report.to_dict()["rows"] == 2
+    assert report.to_dict()["by_status"]["timeout"] == report.to_dict()["timeout"] == 1
+
+
+def test_torn_shards_are_found_and_the_rest_is_still_checked(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1)])
+    (shard,) = Store(tmp_path).shards()
+    write_rows(tmp_path, [row(2)])
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    report = check(tmp_path)
+    assert kinds(tmp_path) == {"torn_shard"}
+    assert report.rows == 1
+
+
+def test_torn_journals_are_found_unless_they_are_being_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run-00000.journal")
+    journal.append([row(1)])
+    with journal.file.path.open("ab") as file:
+        file.write(b"12345678 [{")
+    assert check(tmp_path).is_sound  # the writer may be in the middle of it
+    journal.file.close()
+    assert kinds(tmp_path) == {"torn_journal"}
+    assert check(tmp_path).rows == 1
+
+
+def test_duplicates_are_found(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1)])
+    write_rows(tmp_path, [row(1, time_us=11.0)])
+    assert kinds(tmp_path) == {"duplicate"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"time_us": -1.0},
+        {"time_us": float("nan")},
+        {"time_us": None},
+        {"tflops": 1e6},
+        {"tflops": -2.0},
+        {"spread_us": -0.1},
+        {"status": "fine"},
+        {"stage": "second"},
+        {"attempt": -1},
+        {"device": "another"},
+        {"rel_error": float("inf")},
+    ],
+)
+def test_impossible_numbers_are_found(tmp_path: Path, changes: dict[str, object]) -> None:
+    write_rows(tmp_path, [replace(row(1), **changes)])  # type: ignore[arg-type]
+    assert kinds(tmp_path) == {"impossible"}
+
+
+def test_mixed_policies_are_found(tmp_path: Path) -> None:
+    other = Setting(arch="x86_avx2", device="a CPU", toolchain="numpy 2", policy=Policy(seed=1))
+    write_rows(tmp_path, [row(1), row(2, setting=other)])
+    assert kinds(tmp_path) == {"mixed_policies"}
+
+
+def test_merging_is_a_union_and_repeatable(tmp_path: Path) -> None:
+    one, two, both = tmp_path / "one", tmp_path / "two", tmp_path / "both"
+    write_rows(one, [row(1), row(2)])
+    write_rows(two, [row(2), row(3, run_id="b")])
+    merged = merge(both, [one, two])
+    assert (merged.rows, merged.added, merged.known, merged.conflicts) == (3, 3, 1, [])
+    again = merge(both, [two, one])
+    assert (again.rows, again.added, again.known) == (3, 0, 4)
+    assert check(both).is_sound
+
+
+def test_repeated_measurements_are_kept_and_conflicts_reported(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_rows(one, [row(1), row(2), row(3)])
+    write_rows(
+        two,
+        [
+            row(1, run_id="b", time_us=10.2),
+            row(2, run_id="b", time_us=30.0),
+            row(3, run_id="b", status="crash", time_us=None, spread_us=None),
+        ],
+    )
+    merged = merge(one, [two])
+    assert (merged.rows, merged.repeated) == (6, 3)
+    assert ["30 us" in c.what or "crash" in c.what for c in merged.conflicts] == [True, True]
+    assert check(one).is_sound
+    assert {r.attempt for r in Store(one).measurements(latest=False)} == {0, 1}
+
+
+def test_a_store_is_not_merged_into_itself(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1)])
+    with pytest.raises(InputError, match="itself"):
+        merge(tmp_path, [tmp_path])
+
+
+def test_the_overview_counts_keys_once(tmp_path: Path) -> None:
+    torch = VendorKernel(op_name="gemm", library="torch")
+    faster = Measurement.of(
+        *(GemmProblem(m=1, n=8, k=8), torch, SETTING), status="ok", time_us=5.0, spread_us=0.1
+    )
+    leader = replace(row(2), attempt=1, stage="leader", time_us=12.0)
+    write_rows(tmp_path, [row(1), row(2), leader, faster, row(3, status="crash", time_us=None)])
+    found = overview(tmp_path)
+    assert (found.rows, found.attempts) == (4, 5)
+    assert found.by_status["crash"] == 1
+    (one,) = found.slices
+    assert (one.problems, one.kernels, one.winners, one.vendor_wins) == (3, 2, 2, 1.0)
+    assert one.leaders_moved == pytest.approx(0.2)
