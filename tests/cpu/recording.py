@@ -39,7 +39,7 @@ def record(path: Path, *, problem_count: int, kernel_count: int, seed: int = 0) 
     rows = []
     for problem in problems(problem_count):
         for kernel in kernels(kernel_count):
-            values: dict[str, object] = {"time_us": draw.uniform(50, 100), "spread_us": 1.0}
+            values: dict[str, object] = {"time_us": draw.uniform(50, 100), "spread_us": 6.0}
             status = "ok"
             if draw.random() < 0.1:
                 status, values = draw.choice(FAILURES), {"message": "as recorded"}

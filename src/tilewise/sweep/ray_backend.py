@@ -1,0 +1,216 @@
+"""Runs a sweep over a Ray cluster: one actor per GPU or CPU slot, each with a crew of its own.
+
+The driver hands out problems and writes the store; actors supervise workers on their nodes, so a
+kernel that hangs or crashes is dealt with there. An actor that is lost with its node costs
+nothing but time: what it had not told yet is measured by another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.errors import ExecutionError, InputError
+from tilewise.sweep.crew import Crew, WorkerConfig
+from tilewise.sweep.device import DeviceInfo, arch_from_dict, arch_to_dict
+from tilewise.sweep.local import TICK_S, Executor, Step
+from tilewise.sweep.plan import Task, Work
+from tilewise.sweep.supervisor import Result
+
+MOST_LOSSES = 5
+"""A problem that loses this many actors is not worth another node."""
+
+
+class Slot:
+    """The actor: a crew on some node of the cluster."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._notices: list[dict[str, Any]] = []
+        self._crew = Crew(config, self._notices.append)
+
+    def start(self) -> dict[str, Any]:
+        """Starts the worker; returns what it says about its device."""
+        return self._crew.start().to_dict()
+
+    def run(self, task: Task, arch: dict[str, Any]) -> Iterator[tuple[list[Result], list[Any]]]:
+        """Groups of results as they come, with what happened meanwhile."""
+        live = arch_from_dict(arch)
+        if self._crew.builder is None:
+            self._crew.make_builder(live)
+        for group in self._crew.run(task, live):
+            notices, self._notices[:] = list(self._notices), []
+            yield group, notices
+
+
+@dataclass(slots=True)
+class _Hand:
+    """An actor as the driver sees it."""
+
+    actor: Any
+    pending: Any
+    """What is waited for: its start, or the stream of its results."""
+    work: Work | None = None
+
+
+class RayExecutor(Executor):
+    """Slots of a Ray cluster; without an address, of a cluster started here."""
+
+    def __init__(self, config: WorkerConfig, *, workers: int = 0, address: str = "") -> None:
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--on ray needs Ray: install tilewise[ray]") from None
+        self._ray: Any = ray
+        self._config = config
+        self._workers = workers
+        self._address = address
+        self._owns_cluster = False
+        self._hands: list[_Hand] = []
+        self._first: _Hand | None = None
+        self._device: DeviceInfo | None = None
+        self._retries: deque[Work] = deque()
+        self._losses: Counter[int] = Counter()
+        self._notices: deque[dict[str, Any]] = deque()
+
+    def start(self) -> DeviceInfo:
+        ray = self._ray
+        if not ray.is_initialized():
+            self._owns_cluster = True
+            where = {"address": self._address} if self._address else {"include_dashboard": False}
+            ray.init(**where, log_to_driver=False, logging_level="error")
+        self._first = self._hire()
+        try:
+            self._device = DeviceInfo.from_dict(ray.get(self._first.pending))
+        except ray.exceptions.RayError as error:
+            raise ExecutionError(f"no worker could be started on the cluster: {error}") from None
+        return self._device
+
+    def _hire(self) -> _Hand:
+        need = {"num_gpus": 1} if self._config.kind == "gpu" else {"num_cpus": 1}
+        actor = self._ray.remote(**need, max_restarts=0)(Slot).remote(self._config)
+        return _Hand(actor, actor.start.remote())
+
+    def _slots(self) -> int:
+        if self._workers:
+            return self._workers
+        kind = "GPU" if self._config.kind == "gpu" else "CPU"
+        return max(1, int(self._ray.cluster_resources().get(kind, 1)))
+
+    def run(
+        self, next_work: Callable[[], Work | None], kernels: Sequence[tuple[str, Any]], arch: Arch
+    ) -> Iterator[Step]:
+        assert self._first is not None
+        figures = arch_to_dict(arch)
+        self._first.pending = None
+        self._hands = [self._first, *(self._hire() for _ in range(self._slots() - 1))]
+        has_more = True
+        while has_more or self._retries or any(hand.work for hand in self._hands):
+            for hand in self._hands:
+                if hand.pending is not None:
+                    continue
+                work = self._retries.popleft() if self._retries else None
+                if work is None and has_more:
+                    try:
+                        work = next_work()
+                    except StopIteration:
+                        has_more = False
+                if work is None:
+                    break
+                hand.work = work
+                stream = hand.actor.run.options(num_returns="streaming")
+                hand.pending = stream.remote(work.task, figures)
+            yield from self._gather()
+
+    def _gather(self) -> Iterator[Step]:
+        """Whatever is ready; a tick where nothing is."""
+        waiting = [hand.pending for hand in self._hands if hand.pending is not None]
+        if not waiting:
+            time.sleep(TICK_S)
+            yield None, None
+            return
+        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=TICK_S, fetch_local=False)
+        if not ready:
+            yield None, None
+        for hand in [h for h in self._hands if any(h.pending is r for r in ready)]:
+            yield from self._hear(hand)
+
+    def _hear(self, hand: _Hand) -> Iterator[Step]:
+        ray, work = self._ray, hand.work
+        try:
+            if work is None:
+                self._welcome(hand, DeviceInfo.from_dict(ray.get(hand.pending)))
+                return
+            group, notices = ray.get(next(hand.pending))
+        except StopIteration:
+            hand.work, hand.pending = None, None
+            yield work, None
+            return
+        except ray.exceptions.RayTaskError as error:
+            raise ExecutionError(f"a worker on the cluster failed: {error.cause}") from None
+        except ray.exceptions.RayError as error:
+            self._replace(hand, error)
+            return
+        self._notices.extend(notices)
+        hand.work = without(work, group)
+        yield work, group
+
+    def _welcome(self, hand: _Hand, device: DeviceInfo) -> None:
+        assert self._device is not None
+        hand.pending = None
+        if (device.name, device.toolchains) != (self._device.name, self._device.toolchains):
+            self._hands.remove(hand)
+            self._ray.kill(hand.actor)
+            why = f"{device.name} differs from {self._device.name}; sweep it on its own"
+            self._notices.append({"event": "slot_refused", "message": why})
+
+    def _replace(self, hand: _Hand, error: Exception) -> None:
+        """Another actor takes the place of a lost one; its work goes back to the queue."""
+        self._notices.append({"event": "node_lost", "message": str(error).partition("\n")[0]})
+        self._hands.remove(hand)
+        with suppress(Exception):
+            self._ray.kill(hand.actor)
+        if hand.work is not None:
+            self._losses[hand.work.index] += 1
+            if self._losses[hand.work.index] >= MOST_LOSSES:
+                raise ExecutionError(f"{MOST_LOSSES} actors were lost on one problem: {error}")
+            self._retries.append(hand.work)
+        self._hands.append(self._hire())
+
+    def notices(self) -> Iterator[dict[str, Any]]:
+        while self._notices:
+            yield self._notices.popleft()
+
+    def close(self) -> None:
+        for hand in self._hands or ([self._first] if self._first else []):
+            with suppress(Exception):
+                self._ray.kill(hand.actor)
+        self._hands = []
+        if self._owns_cluster:
+            self._ray.shutdown()
+
+
+def without(work: Work, group: list[Result]) -> Work:
+    """The work less what a group of results has settled."""
+    task = work.task
+    settled = {result["id"] for result in group if result["stage"] == "first"}
+    times = {
+        r["id"]: (r["time_us"], r["spread_us"])
+        for r in group
+        if r["stage"] == "first" and r["status"] == "ok"
+    }
+    confirmed = {result["id"] for result in group if result["stage"] == "leader"}
+    return replace(
+        work,
+        task=replace(
+            task,
+            todo=tuple(at for at in task.todo if at not in settled),
+            prior={**task.prior, **times},
+            confirmed=task.confirmed | confirmed,
+        ),
+        attempts={**work.attempts, **{at: work.attempts.get(at, 0) + 1 for at in settled}},
+    )

@@ -1,0 +1,61 @@
+"""A sweep over a Ray cluster of three nodes on this machine, one of them killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import ray
+import recording
+from ray.cluster_utils import Cluster
+
+from tilewise.sweep.crew import WorkerConfig
+from tilewise.sweep.ray_backend import RayExecutor
+from tilewise.sweep.run import Options, sweep
+from tilewise.sweep.store import Store
+
+PROBLEMS, KERNELS = 200, 12
+
+
+def main(folder: Path) -> None:
+    tape = folder / "tape"
+    recording.record(tape, problem_count=PROBLEMS, kernel_count=KERNELS)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    events: list[dict[str, Any]] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        events.append(event)
+        if len([e for e in events if e["event"] == "row"]) == PROBLEMS * KERNELS // 4 and nodes:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+
+    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape), kind="cpu")
+    summary = sweep(
+        *(folder / "store", recording.problems(PROBLEMS), recording.kernels(KERNELS)),
+        *(RayExecutor(config), recording.POLICY),
+        options=Options(give_up_after=0),
+        on_event=listen,
+    )
+    rows = list(Store(folder / "store").measurements(latest=False))
+    told = {
+        "rows": len(rows),
+        "first": len({r.key for r in rows if r.stage == "first"}),
+        "distinct": len({r.identity for r in rows}),
+        "expected": PROBLEMS * KERNELS,
+        "nodes_killed": 2 - len(nodes),
+        "nodes_lost": sum(e["event"] == "node_lost" for e in events),
+        "seconds": summary.seconds,
+        "remaining": summary.remaining,
+    }
+    print(json.dumps(told))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

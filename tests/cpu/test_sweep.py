@@ -1,0 +1,311 @@
+"""Sweeps that go as they should: leaders, resuming, two at once, the command, real kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
+from tilewise.engines.device import detect
+from tilewise.engines.replay import ReplayEngine
+from tilewise.errors import ExecutionError, FileError, InputError
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
+from tilewise.sweep.bench import random_values
+from tilewise.sweep.bench_cpu import CpuBench
+from tilewise.sweep.crew import WorkerConfig
+from tilewise.sweep.local import LocalExecutor
+from tilewise.sweep.run import Options, Summary, sweep
+from tilewise.sweep.store import Store
+from tilewise.sweep.timing import CpuTimer, measure, measure_in_turn, schedule
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import recording  # noqa: E402
+
+PROBLEMS, KERNELS = 6, 5
+
+
+@pytest.fixture(scope="session")
+def tape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "tape"
+    recording.record(path, problem_count=PROBLEMS, kernel_count=KERNELS, seed=3)
+    return path
+
+
+def replay(
+    store: Path, tape: Path, *, problems: int = PROBLEMS, workers: int = 1, on_event: Any = None
+) -> Summary:
+    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
+    return sweep(
+        *(store, recording.problems(problems), recording.kernels(KERNELS)),
+        *(LocalExecutor(config, workers=workers), recording.POLICY),
+        options=Options(give_up_after=0),
+        on_event=on_event or (lambda event: None),
+    )
+
+
+def first_pass(store: Path) -> Counter[str]:
+    return Counter(r.key for r in Store(store).measurements(latest=False) if r.stage == "first")
+
+
+def test_a_replayed_sweep_tells_what_was_recorded(tape: Path, tmp_path: Path) -> None:
+    summary = replay(tmp_path, tape)
+    assert summary.remaining == 0
+    recorded = {r.key: (r.status, r.time_us) for r in Store(tape).measurements()}
+    found = {r.key: (r.status, r.time_us) for r in Store(tmp_path).measurements()}
+    assert found == recorded
+
+
+def test_leaders_are_measured_again_and_their_last_time_holds(tape: Path, tmp_path: Path) -> None:
+    replay(tmp_path, tape)
+    rows = list(Store(tmp_path).measurements(latest=False))
+    again = [r for r in rows if r.stage == "leader"]
+    assert again
+    assert {r.attempt for r in again} == {1}
+    for problem in {r.problem_key for r in again}:
+        times = [r.time_us for r in rows if r.problem_key == problem and r.time_us is not None]
+        leaders = [r.time_us for r in again if r.problem_key == problem]
+        assert len(leaders) >= 2
+        assert min(times) in leaders
+    assert replay(tmp_path, tape).rows == 0  # confirmed once is confirmed
+
+
+def test_a_longer_list_measures_only_what_is_new(tape: Path, tmp_path: Path) -> None:
+    first = replay(tmp_path, tape, problems=4)
+    second = replay(tmp_path, tape)
+    assert second.known == 4 * KERNELS
+    assert set(first_pass(tmp_path).values()) == {1}
+    assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
+    assert first.rows + second.rows == len(list(Store(tmp_path).measurements(latest=False)))
+
+
+def test_several_workers_share_the_work(tape: Path, tmp_path: Path) -> None:
+    replay(tmp_path, tape, workers=3)
+    assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
+    assert set(first_pass(tmp_path).values()) == {1}
+
+
+def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path) -> None:
+    """Started together on one store; each leaves the problems that the other is at."""
+    gate = threading.Barrier(2)
+    done: list[Summary] = []
+
+    def run() -> None:
+        def together(event: dict[str, Any]) -> None:
+            if event["event"] == "start":
+                gate.wait(timeout=60)
+
+        done.append(replay(tmp_path, tape, on_event=together))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert len(done) == 2
+    assert [s.remaining < PROBLEMS * KERNELS for s in done] == [True, True]
+    rows = list(Store(tmp_path).measurements(latest=False))
+    assert len({r.identity for r in rows}) == len(rows)
+    assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
+    assert sum(s.rows for s in done) == len(rows)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).parent.parent)}
+
+
+CLI = (
+    "import typer; from tilewise.cli.sweep import sweep; "
+    "app = typer.Typer(); app.command()(sweep); app()"
+)
+
+
+def command(store: Path, tape: Path, problems: Path) -> list[str]:
+    words = ["--op", "gemm", "--problems", str(problems), "--replay", str(tape), "--json"]
+    policy = ["--policy", "cpu,rounds=2,threads=1", "--give-up-after", "0"]
+    return [sys.executable, "-c", CLI, str(store), *words, *policy]
+
+
+@pytest.fixture(scope="session")
+def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("problems") / "problems.json"
+    path.write_text(json.dumps([p.to_dict() for p in recording.problems(PROBLEMS)]))
+    return path
+
+
+def test_the_command_streams_events(tape: Path, tmp_path: Path, problem_file: Path) -> None:
+    ended = subprocess.run(
+        command(tmp_path, tape, problem_file), env=environment(), capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
+    assert events[0]["total"] == PROBLEMS * KERNELS
+    rows = [e for e in events if e["event"] == "row"]
+    assert len(rows) == events[-1]["rows"]
+    assert events[-1]["remaining"] == 0
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_and_the_rest_is_done_later(
+    stop: signal.Signals, tape: Path, tmp_path: Path, problem_file: Path
+) -> None:
+    words = command(tmp_path, tape, problem_file)
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "row":
+            process.send_signal(stop)
+            break
+    last = [line, *process.stdout.readlines()][-1]
+    process.stdout.close()
+    assert process.wait(timeout=60) in (0, 130)  # 0 where it was done before the signal came
+    assert json.loads(last)["event"] == "end"
+    assert not Store(tmp_path).journals()
+    replay(tmp_path, tape)
+    assert set(first_pass(tmp_path).values()) == {1}
+    assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
+
+
+def test_a_foreign_arch_is_refused(tape: Path, tmp_path: Path, problem_file: Path) -> None:
+    words = command(tmp_path, tape, problem_file)
+    ended = subprocess.run(
+        [*words, "--arch", "x86_avx2"], env=environment(), capture_output=True, text=True
+    )
+    assert ended.returncode != 0
+    assert "--arch is x86_avx2; the device here is" in ended.stderr
+
+
+def test_a_recording_has_times_but_no_results(tape: Path, tmp_path: Path) -> None:
+    engine = ReplayEngine.from_folder(tape)
+    problem, kernel = recording.problems(1)[0], recording.kernels(1)[0]
+    plan = engine.plan(kernel, problem, detect("cpu"))
+    with pytest.raises(ExecutionError, match="recording"):
+        plan.execute([], None)
+    with pytest.raises(ExecutionError, match="never recorded"):
+        engine.plan(kernel, GemmProblem(m=999, n=1, k=1), detect("cpu"))
+    with pytest.raises(FileError, match="no recorded"):
+        ReplayEngine.from_folder(tmp_path)
+
+
+def test_a_sweep_without_usable_kernels_says_why(tape: Path, tmp_path: Path) -> None:
+    config = WorkerConfig(engines=("vendor",), policy=Policy(threads=1), kind="cpu")
+    with pytest.raises(InputError, match="can run on"):
+        sweep(
+            *(tmp_path, recording.problems(1), recording.kernels(1)),
+            *(LocalExecutor(config), Policy(threads=1)),
+        )
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        GemmProblem(m=33, n=17, k=40, dtype="fp32"),
+        GemmProblem(m=33, n=17, k=40, dtype="fp32", layout="ccr", batch=2),
+        GemmProblem(m=33, n=17, k=40, dtype="fp16"),
+        GemmProblem(m=33, n=17, k=40, dtype="bf16"),
+        GemmProblem(m=33, n=17, k=40, dtype="int8"),
+        ConvProblem(n=2, c=4, k=6, h=7, w=5, y=3, x=3, pad_h=1, pad_w=1),
+        ConvProblem(n=2, c=4, k=6, h=7, w=5, y=3, x=3, direction="bwd_data", layout="nchw"),
+        ConvProblem(n=2, c=4, k=6, h=7, w=5, y=3, x=3, direction="bwd_weight", g=2),
+    ],
+    ids=lambda p: f"{p.op}-{p.dtype}-{p.layout}",
+)
+def test_the_vendor_is_measured_like_any_other(problem: Any) -> None:
+    from tilewise.engines.vendor import VendorEngine
+
+    policy = Policy(time_ms=1.0, warmup=1, max_repeats=5, threads=1)
+    bench = CpuBench(detect("cpu"), policy, {"vendor": VendorEngine()})
+    kernel = VendorKernel(op_name=problem.op, library="torch")
+    launched = []
+    outcome = bench.run(kernel, problem, lambda: launched.append(True))
+    assert (outcome.status, outcome.message) == ("ok", "")
+    assert launched == [True]
+    assert outcome.timing is not None
+    assert outcome.timing.time_us > 0
+
+
+def test_inputs_are_random_seeded_and_never_zero() -> None:
+    for dtype in ("fp32", "int8"):
+        values = random_values((200, 300), dtype, seed=5)
+        assert np.array_equal(values, random_values((200, 300), dtype, seed=5))
+        assert not np.array_equal(values, random_values((200, 300), dtype, seed=6))
+        assert np.count_nonzero(values) == values.size
+        assert len(np.unique(values)) > 100
+
+
+class Clock(CpuTimer):
+    """Time that passes only in calls: what is measured is then exactly known."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, 1024)
+        self.order: list[int] = []
+
+    def samples(self, call: Any, count: int, inner: int) -> list[float]:
+        return [float(call()) for _ in range(count)]
+
+
+def test_medians_and_spreads_are_those_of_the_samples() -> None:
+    policy = Policy(warmup=1, min_repeats=9, max_repeats=9, time_ms=0.0)
+    ticks = iter([5.0, *range(1, 10)])
+    timing = measure(lambda: next(ticks), Clock(policy), policy)
+    assert (timing.time_us, timing.spread_us, timing.min_us, timing.repeats) == (5.0, 4.0, 1.0, 9)
+
+
+def test_leaders_take_turns() -> None:
+    policy = Policy(warmup=1, min_repeats=4, max_repeats=4, rounds=2)
+    order: list[int] = []
+    calls = [lambda at=at: 10.0 + at for at in range(3)]  # type: ignore[misc]
+    timings = measure_in_turn(calls, Clock(policy), policy, order.append)
+    assert order == [0, 1, 2, 0, 1, 2, 1, 2, 0]
+    assert [t.time_us for t in timings] == [10.0, 11.0, 12.0]
+    assert [t.repeats for t in timings] == [4, 4, 4]
+
+
+def test_schedules_fill_the_time_within_the_repeats() -> None:
+    policy = Policy(time_ms=50.0, min_repeats=5, max_repeats=100)
+    timer = Clock(policy)
+    quick = schedule(2.0, timer, policy)
+    assert quick.count == 100
+    assert quick.count * quick.inner * 2.0 == pytest.approx(50_000)
+    assert (schedule(1000.0, timer, policy).count, schedule(1000.0, timer, policy).inner) == (50, 1)
+    assert schedule(100_000.0, timer, policy).count == 5
+    assert schedule(1_500_000.0, timer, policy).count == 1  # stays within the timeout
+    cold = Policy(cache="cold", time_ms=50.0)
+    assert schedule(2.0, timer, cold).inner == 1
+
+
+def test_devices_travel_as_plain_data() -> None:
+    from tilewise.sweep.device import arch_from_dict, arch_to_dict
+
+    live = detect("cpu")
+    there: Arch = arch_from_dict(json.loads(json.dumps(arch_to_dict(live))))
+    assert there == live
+
+
+def test_kernels_may_depend_on_the_device(tape: Path, tmp_path: Path) -> None:
+    seen: list[Arch] = []
+
+    def kernels(arch: Arch) -> list[Kernel]:
+        seen.append(arch)
+        return recording.kernels(2)
+
+    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
+    sweep(tmp_path, recording.problems(1), kernels, LocalExecutor(config), recording.POLICY)
+    assert [arch.device for arch in seen] == ["a recorded CPU"]
