@@ -41,6 +41,8 @@ def _instance(kernel: CpuConvKernel) -> tuple[str, str, tuple[bool | int | str, 
     k = kernel
     is_nhwc, is_backward = k.layout == "nhwc", k.op == "conv_bwd_data"
     if k.family in ("implicit", "direct", "pointwise"):
+        if k.op == "conv_bwd_weight" and k.vector == "pixel":
+            return "conv_dot.hpp", "DotWeight", (k.mr, k.nv, k.block)
         if k.op == "conv_bwd_weight":
             by_k, by_pixels = k.vector == "k", k.split == "pixels"
             return (
@@ -59,7 +61,7 @@ def _instance(kernel: CpuConvKernel) -> tuple[str, str, tuple[bool | int | str, 
             return "conv_merged.hpp", "MergedWeight", (k.split == "pixels", k.kc, k.block)
         return "conv_merged.hpp", "MergedLanes", (is_backward, k.kc, k.mr, k.block)
     if k.op == "conv_bwd_weight":
-        return "conv_depthwise.hpp", "DepthwiseWeight", (k.kc,)
+        return "conv_dot.hpp", "DotWeight", (1, k.nv, k.block)
     return "conv_depthwise.hpp", "DepthwiseRows", (is_backward, k.kc, k.mr, k.nv)
 
 

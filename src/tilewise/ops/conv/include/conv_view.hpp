@@ -100,11 +100,20 @@ TW_INLINE void zero_run(float* dst, int64_t n) {
 template <class In>
 TW_INLINE void copy_strided(float* dst, const In* src, int64_t n, int64_t step) {
   if (step == 1) return copy_run(dst, src, n);
-  if (step == 2) {
-    for (int64_t i = 0; i < n; ++i) dst[i] = lane_of(src[2 * i]);
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) dst[i] = lane_of(src[i * step]);
+  int64_t i = 0;
+#if defined(TW_HAS_SHUFFLE)
+  // A vector is read beyond its last wanted element, which is why one more must follow.
+  if (step == 2)
+    for (; i + kLanes < n; i += kLanes) {
+      const vf low = lanes_of(src + 2 * i), high = lanes_of(src + 2 * i + kLanes);
+#if TW_LANES == 16
+      store(dst + i, __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+#else
+      store(dst + i, __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14));
+#endif
+    }
+#endif
+  for (; i < n; ++i) dst[i] = lane_of(src[i * step]);
 }
 
 // ---- geometry ----

@@ -97,7 +97,7 @@ def _broken(kernel: CpuConvKernel) -> list[str]:
         "the gradient of the filter has no implicit matrix": k.family == "implicit" and is_weight,
     }
     if k.family in ("implicit", "direct", "pointwise"):
-        registers = k.mr * k.nv + k.nv + 1
+        registers = k.mr * k.nv + (k.mr if is_weight and k.vector == "pixel" else k.nv) + 1
         rules |= {
             f"the tile needs {registers} of {REGISTERS[k.isa]} registers": registers
             > REGISTERS[k.isa],
@@ -105,7 +105,12 @@ def _broken(kernel: CpuConvKernel) -> list[str]:
             "kc has no meaning for the gradient of the filter": is_weight and k.kc != 0,
             f"int8 needs kc and block up to {EXACT_TERMS}": exact
             and max(k.kc, k.block if is_weight else 0) > EXACT_TERMS,
-            "the vector dimension is k or c": is_weight and k.vector == "pixel",
+            "dot products run along the pixels of nchw": is_weight
+            and k.vector == "pixel"
+            and k.layout != "nchw",
+            "dot products are divided by channels": is_weight
+            and k.vector == "pixel"
+            and k.split != "channels",
             f"{k.layout} {k.op} vectors hold {lanes_hold}": not is_weight
             and k.vector != lanes_hold,
         }
