@@ -86,6 +86,13 @@ class TritonPlan(Plan):
             scratch = self._scratch(call.launch, stream, workspace, a.device)
         call(stream, (a_at, b_at, out_at), extra, scratch)
 
+    def prepare(self, operands: Sequence[Any], out: Any) -> None:
+        tensors = (*operands[:2], out)
+        key = tuple(t.stride() for t in tensors)
+        is_aligned = not any(t.data_ptr() & 15 for t in tensors)
+        if (key, is_aligned) not in self._calls:
+            self._bind(key, is_aligned)
+
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
         """A launch with everything fixed, on the stream that is current at each call."""
         self.execute(operands, out, workspace)

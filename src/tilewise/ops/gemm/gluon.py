@@ -161,15 +161,15 @@ def halves(x, PARTS: gl.constexpr):
 
 @gluon.jit
 def finish(
-    acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+    acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m0, n0, M, N,
     c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
-    """Scales, biases, activates and stores one finished tile."""
-    m = row * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
-    n = col * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+    """Scales, biases, activates and stores one finished tile, whose corner is (m0, n0)."""
+    m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
+    n = n0 + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
     if SCALE == "tensor":
         acc = acc * (gl.load(a_scale_ptr) * gl.load(b_scale_ptr))
     elif SCALE == "row":
@@ -187,17 +187,17 @@ def finish(
         parts = halves(out, PARTS)
         for i in gl.static_range(PARTS):
             buffer = c_ring.index(i % BUFFERS)
-            tma.store_wait(pendings=BUFFERS - 1)
+            tma.store_wait(pendings=BUFFERS - 1 if i else 0)
             if SWAP:
                 buffer.reshape([BN // PARTS, BM]).permute((1, 0)).store(parts[i])
             else:
                 buffer.reshape([BM, BN // PARTS]).store(parts[i])
             fence_async_shared()
-            edge = col * BN + i * (BN // PARTS)
+            edge = n0 + i * (BN // PARTS)
             if SWAP:
-                tma.async_copy_shared_to_global(cd, [batch, edge, row * BM], buffer)
+                tma.async_copy_shared_to_global(cd, [batch, edge, m0], buffer)
             else:
-                tma.async_copy_shared_to_global(cd, [batch, row * BM, edge], buffer)
+                tma.async_copy_shared_to_global(cd, [batch, m0, edge], buffer)
     else:
         rows = gl.expand_dims(m, 1).to(gl.int64) * c_row
         cols = gl.expand_dims(n, 0).to(gl.int64) * c_col
@@ -258,9 +258,9 @@ def math_warps(
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
             finish(
-                acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
-                c_batch, c_row, c_col, BM, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
-                out_type,
+                acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM,
+                col * BN, M, N, c_batch, c_row, c_col, BM, BN, PARTS, BUFFERS, TMA_STORE, SWAP,
+                SCALE, ACT, layout, out_type,
             )  # fmt: skip
     if TMA_STORE:
         tma.store_wait(pendings=0)
@@ -352,9 +352,9 @@ def math_group(
         if SHARE:
             row = 2 * row + WHO
         finish(
-            acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
-            c_batch, c_row, c_col, ROWS, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout,
-            out_type,
+            acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * ROWS,
+            col * BN, M, N, c_batch, c_row, c_col, ROWS, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE,
+            ACT, layout, out_type,
         )  # fmt: skip
     if TMA_STORE:
         tma.store_wait(pendings=0)
@@ -410,4 +410,132 @@ def gemm_two_groups(
         ],
         [4, 1],
         [232, 40],
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_uneven(
+    ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, tiles_m, tiles_n, steps,
+    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    """Copies A and both parts of B for this program's tiles."""
+    filled = gl.to_tensor(0)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+        m = row * BM
+        n = col * (BN + EN)
+        for step in range(steps):
+            stage = filled % STAGES
+            mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
+            full = ready.index(stage)
+            mbarrier.expect(
+                full, ad.block_type.nbytes + bd.block_type.nbytes + ed.block_type.nbytes
+            )
+            k = step * BK
+            if A_ROW:
+                tma.async_copy_global_to_shared(ad, [batch, m, k], full, a_ring.index(stage))
+            else:
+                tma.async_copy_global_to_shared(ad, [batch, k, m], full, a_ring.index(stage))
+            if B_ROW:
+                tma.async_copy_global_to_shared(bd, [batch, k, n], full, b_ring.index(stage))
+                tma.async_copy_global_to_shared(ed, [batch, k, n + BN], full, e_ring.index(stage))
+            else:
+                tma.async_copy_global_to_shared(bd, [batch, n, k], full, b_ring.index(stage))
+                tma.async_copy_global_to_shared(ed, [batch, n + BN, k], full, e_ring.index(stage))
+            filled += 1
+
+
+@gluon.jit
+def math_uneven(
+    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, e_ring, c_ring, empty, ready,
+    tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    NARROW: gl.constexpr, BUFFERS: gl.constexpr,
+    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
+    layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+):  # fmt: skip
+    """Two products per step, with A in common."""
+    used = gl.to_tensor(0)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = gl.zeros((BM, BN), dtype=acc_type, layout=layout)
+        extra = gl.zeros((BM, EN), dtype=acc_type, layout=e_layout)
+        for step in range(steps):
+            stage = used % STAGES
+            mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
+            if A_ROW:
+                a = a_ring.index(stage).reshape([BM, BK])
+            else:
+                a = a_ring.index(stage).reshape([BK, BM]).permute((1, 0))
+            if B_ROW:
+                b = b_ring.index(stage).reshape([BK, BN])
+                e = e_ring.index(stage).reshape([BK, EN])
+            else:
+                b = b_ring.index(stage).reshape([BN, BK]).permute((1, 0))
+                e = e_ring.index(stage).reshape([EN, BK]).permute((1, 0))
+            acc = warpgroup_mma(a, b, acc, is_async=True)
+            extra = warpgroup_mma(a, e, extra, is_async=True)
+            acc, extra = warpgroup_mma_wait(num_outstanding=2, deps=(acc, extra))
+            mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=step > 0)
+            used += 1
+        acc, extra = warpgroup_mma_wait(num_outstanding=0, deps=(acc, extra))
+        mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1)
+        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+        n = col * (BN + EN)
+        finish(
+            acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n, M, N,
+            c_batch, c_row, c_col, BM, BN, BN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
+            layout, out_type,
+        )  # fmt: skip
+        finish(
+            extra, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n + BN,
+            M, N, c_batch, c_row, c_col, BM, EN, EN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE,
+            ACT, e_layout, out_type,
+        )  # fmt: skip
+    if TMA_STORE:
+        tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def gemm_uneven(
+    ad, bd, ed, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr,
+    tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    NARROW: gl.constexpr, BUFFERS: gl.constexpr,
+    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
+    layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+):  # fmt: skip
+    """Tiles BN + EN wide, both powers of two: 192 or 160 columns often fill a wave where 128 or
+    256 leave multiprocessors idle.
+    """
+    a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
+    b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
+    e_ring = gl.allocate_shared_memory(ed.dtype, [STAGES] + ed.block_type.shape, ed.layout)
+    if TMA_STORE:
+        c_ring = gl.allocate_shared_memory(cd.dtype, [BUFFERS] + cd.block_type.shape, cd.layout)
+    else:
+        c_ring = a_ring
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(ready.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (math_uneven, (
+                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, e_ring, c_ring,
+                empty, ready, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+                BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, NARROW, BUFFERS, TMA_STORE, SWAP,
+                SCALE, ACT, layout, e_layout, acc_type, out_type,
+            )),
+            (load_uneven, (
+                ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, tiles_m, tiles_n, steps,
+                BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M,
+            )),
+        ],
+        [1],
+        [40],
     )  # fmt: skip

@@ -448,15 +448,19 @@ def _specialised(
     if size != 2 and (not a_row or b_row):
         raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
     a_box = (1, *_box(kernel.tile_m, kernel.tile_k, a_row))
-    b_box = (1, *_box(kernel.tile_k, kernel.tile_n, b_row))
+    wide, extra = kernel.columns
+    b_box = (1, *_box(kernel.tile_k, wide, b_row))
     args.give("ad", _shared_descriptor(kind, a_box), a)
     args.give("bd", _shared_descriptor(kind, b_box), b)
+    if extra:
+        e_box = (1, *_box(kernel.tile_k, extra, b_row))
+        args.give("ed", _shared_descriptor(kind, e_box), b)
     _specialised_result(args, kernel, p, view, arch, e)
     rows, cols = kernel.tiles(p)
     tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
     programs, whole, cut = _cut_plan(kernel, tiles, steps, arch)
     total = zeroed = 0
-    if kernel.family == "ws":
+    if kernel.family == "ws" and not extra:
         slots = (tiles - whole) * cut if cut > 1 else 0
         is_cut = kernel.fill or kernel.split_k > 1
         slot_bytes = 4 * kernel.tile_m * kernel.tile_n
@@ -468,7 +472,8 @@ def _specialised(
         args.constants["CUT"] = is_cut
     else:
         args.size("tiles", tiles)
-        args.constants["SHARE"] = kernel.family == "duo"
+        if not extra:
+            args.constants["SHARE"] = kernel.family == "duo"
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
     args.size("steps", steps)
@@ -477,10 +482,12 @@ def _specialised(
     _specialised_strides(args, view)
     args.constants |= {"A_ROW": a_row, "B_ROW": b_row, "STAGES": kernel.stages}
     args.constants |= _tile_constants(kernel) | _layout_constants(kernel, p)
+    if extra:
+        args.constants |= {"BN": wide, "EN": extra}
     return Launch(
         source=_source(
             args,
-            "gemm_ws" if kernel.family == "ws" else "gemm_two_groups",
+            _specialised_function(kernel),
             kernel,
             gluon=True,
             maxnreg=_register_cap(kernel),
@@ -490,6 +497,12 @@ def _specialised(
         workspace_bytes=total,
         zeroed_bytes=zeroed,
     )
+
+
+def _specialised_function(kernel: TritonGemmKernel) -> str:
+    if kernel.family in TWO_GROUP_FAMILIES:
+        return "gemm_two_groups"
+    return "gemm_uneven" if kernel.columns[1] else "gemm_ws"
 
 
 def _specialised_result(
@@ -523,7 +536,12 @@ def _specialised_result(
     else:
         args.constants["cd"] = None
         args.give("c_ptr", f"*{out}", Pointer(tensor=C))
-    args.constants |= {"TMA_STORE": descriptor is not None, "PARTS": parts, "BUFFERS": buffers}
+    args.constants |= {"TMA_STORE": descriptor is not None, "BUFFERS": buffers}
+    extra = kernel.columns[1]
+    if extra:
+        args.constants["NARROW"] = kernel.tile_n // parts if descriptor else extra
+    else:
+        args.constants["PARTS"] = parts
     _result(args, view, p, 16, e)
 
 
@@ -542,12 +560,19 @@ def _specialised_strides(args: _Arguments, view: _View) -> None:
 def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any]:
     from triton.experimental.gluon import language as gl
 
-    instruction = [16, min(kernel.tile_n, 256), 32 // element(p.dtype).bytes]
+    wide, extra = kernel.columns
+
+    def layout(columns: int) -> Any:
+        return gl.NVMMADistributedLayout(
+            version=[3, 0],
+            warps_per_cta=[kernel.warps, 1],
+            instr_shape=[16, min(columns, 256), 32 // element(p.dtype).bytes],
+        )
+
     kinds = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.bfloat16, "int32": gl.int32}
     return {
-        "layout": gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[kernel.warps, 1], instr_shape=instruction
-        ),
+        "layout": layout(wide),
+        **({"e_layout": layout(extra)} if extra else {}),
         "acc_type": gl.int32 if p.dtype == "int8" else gl.float32,
         "out_type": kinds[p.out_dtype],
     }

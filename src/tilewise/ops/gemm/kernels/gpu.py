@@ -40,7 +40,7 @@ class TritonGemmKernel(Kernel):
     family: str = trait("", FAMILIES, doc="how tiles are fetched and work is handed out")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (16, 32, 64, 128, 256))
-    tile_n: int = trait("n", (16, 32, 64, 128, 256))
+    tile_n: int = trait("n", (16, 32, 64, 80, 96, 128, 160, 192, 256, 320))
     tile_k: int = trait("k", (16, 32, 64, 128, 256, 512, 1024, 2048))
     warps: int = trait("w", (4, 8), default=4, doc="math warps of a block")
     stages: int = trait("s", (1, 2, 3, 4, 5, 6), default=3, doc="tiles in flight")
@@ -53,10 +53,15 @@ class TritonGemmKernel(Kernel):
 
     def __post_init__(self) -> None:
         self.check_choices()
-        for name in ("tile_m", "tile_n", "tile_k", "warps"):
+        for name in ("tile_m", "tile_k", "warps"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise KernelError(f"{name} is {value}; it must be a power of two")
+        wide, extra = self.columns
+        if wide < 1 or extra & (extra - 1):
+            raise KernelError(f"tile_n is {self.tile_n}; it must be a sum of two powers of two")
+        if extra and (self.family != "ws" or self.split_k > 1 or self.fill or extra < 16):
+            raise KernelError(f"tile_n={self.tile_n} is for ws kernels that do not split")
         if min(self.stages, self.split_k, self.group_m, self.blocks) < 1:
             raise KernelError("stages, split_k, group_m and blocks must be at least 1")
         if self.split_k > 1 and self.family not in SPLIT_FAMILIES:
@@ -80,6 +85,12 @@ class TritonGemmKernel(Kernel):
     def tile(self) -> tuple[int, int, int]:
         """Block sizes (m, n, k)."""
         return self.tile_m, self.tile_n, self.tile_k
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """tile_n as a power of two and the rest, which is 0 for most kernels."""
+        wide = 1 << max(0, self.tile_n.bit_length() - 1) if self.tile_n else 0
+        return wide, self.tile_n - wide
 
     @property
     def is_deterministic(self) -> bool:
@@ -110,6 +121,12 @@ def staging(kernel: TritonGemmKernel, out_bytes: int, arch: Arch) -> tuple[int, 
     rings = 2 if kernel.family == "pingpong" else 1  # a duo's two rings hold half a tile each
     room = min(arch.smem_per_block_bytes, arch.smem_bytes // kernel.blocks - RESERVED_SMEM)
     room -= kernel.stages * (kernel.stage_bytes + 16) + 512
+    wide, extra = kernel.columns
+    if extra:
+        for narrow, buffers in ((extra, 2), (extra // 2, 2), (extra, 1), (extra // 2, 1)):
+            if narrow >= 16 and kernel.tile_m * narrow * out_bytes * buffers <= room:
+                return kernel.tile_n // narrow, buffers
+        return None
     whole = kernel.tile_m * kernel.tile_n * out_bytes * rings
     for parts, buffers in ((1, 1), (4, 2), (2, 1), (8, 2), (4, 1), (8, 1)):
         if kernel.tile_n // parts >= min(16, kernel.tile_n) and whole * buffers // parts <= room:
@@ -138,16 +155,14 @@ def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
         return f"{threads} threads; {arch.name} allows {arch.max_threads_per_block} per block"
     if kernel.family == "gemv":
         return None
+    if kernel.family in ("ws", *TWO_GROUP_FAMILIES):
+        return _why_not_specialised(kernel, arch)
     accumulators = kernel.tile_m * kernel.tile_n // threads
-    if kernel.family == "duo":
-        accumulators //= 2
     most = arch.max_registers_per_thread * 9 // 16
     if accumulators > most:
         return f"{accumulators} accumulators per thread; at most {most} leave room for the rest"
     if kernel.tile_k * element(kernel.dtype).bytes < 32:
         return "a step is shorter than the matrix unit's own"
-    if kernel.family in ("ws", *TWO_GROUP_FAMILIES):
-        return _why_not_specialised(kernel, arch)
     return _why_not_pipelined(kernel, arch)
 
 
@@ -163,10 +178,14 @@ def _why_not_specialised(kernel: TritonGemmKernel, arch: Arch) -> str | None:
         return "int8 warpgroup products are at most 128 columns wide"
     if kernel.warps > 4 and kernel.blocks > 1:
         return "two groups of math warps fill a multiprocessor's registers"
-    room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
+    if kernel.tile_k * element(kernel.dtype).bytes < 64:
+        return "a step is shorter than a row of swizzled shared memory"
+    room = {1: 192, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
     if kernel.tile_m * kernel.tile_n // (32 * kernel.warps * groups) > room:
         return f"{kernel.blocks} blocks leave {room} accumulators per thread"
-    room = {1: 160, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
+    if kernel.tile_k * element(kernel.dtype).bytes < 64:
+        return "a step is shorter than a row of swizzled shared memory"
+    room = {1: 192, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
     if kernel.tile_m * kernel.tile_n // (32 * kernel.warps * groups) > room:
         return f"{kernel.blocks} blocks leave {room} accumulators per thread"
     if staging(kernel, 2, arch) is None:
