@@ -50,6 +50,9 @@ class Plan(ABC):
         Without a `workspace` of `workspace_bytes` the plan takes one of its own.
         """
 
+    def prepare(self, operands: Sequence[Any], out: Any) -> None:  # noqa: B027  # optional
+        """Compiles and loads whatever the first call with such tensors would; launches nothing."""
+
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
         """A call with everything fixed, for timing and for repeating with little overhead."""
         return lambda: self.execute(operands, out, workspace)
