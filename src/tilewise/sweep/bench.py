@@ -132,8 +132,9 @@ class Bench(ABC):
             if isinstance(plan, ReplayPlan):
                 launched()
                 return replayed(plan)
+            piece = self.piece(problem)
+            plan.prepare(piece.operands, piece.out)
             phase = "launch_error"
-            self.piece(problem)
             launched()
             error = self.verify(plan, problem)
             piece = self.piece(problem)
@@ -158,6 +159,8 @@ class Bench(ABC):
                 launched(index)
             return [replayed(plan) for plan in plans if isinstance(plan, ReplayPlan)]
         piece, found = self.piece(problem), []
+        for plan in plans:
+            plan.prepare(piece.operands, piece.out)
         for index, plan in enumerate(plans):
             launched(index)
             found.append(self.verify(plan, problem))

@@ -231,6 +231,21 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def end_group_with_me() -> None:
+    """Leaves a guard behind that kills this process's children when it dies, however it does.
+
+    The system tells only direct children of a death; compilers have children of their own.
+    """
+    ours, guards = os.pipe()
+    if os.fork():
+        os.close(ours)
+        return  # the other end stays open, and closes with this process alone
+    for descriptor in (0, 1, 2, guards):
+        os.close(descriptor)
+    os.read(ours, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def limit_memory(most: int) -> None:
     """Turns exhausted memory into a failed allocation here, before it is felt elsewhere."""
     if most:
@@ -241,10 +256,12 @@ def limit_memory(most: int) -> None:
 
 def main() -> None:
     """Reads orders until standard input ends."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     config = json.loads(sys.stdin.readline())
     die_with(int(config.get("parent", 0)))
+    if config["role"] == "build":
+        end_group_with_me()
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     worker = Worker(config, channel)
