@@ -132,7 +132,9 @@ class Bench(ABC):
             if isinstance(plan, ReplayPlan):
                 launched()
                 return replayed(plan)
+            phase = "launch_error"
             piece = self.piece(problem)
+            phase = "compile_error"
             plan.prepare(piece.operands, piece.out)
             phase = "launch_error"
             launched()
