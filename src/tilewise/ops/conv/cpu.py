@@ -60,8 +60,6 @@ def _instance(kernel: CpuConvKernel) -> tuple[str, str, tuple[bool | int | str, 
         if k.op == "conv_bwd_weight":
             return "conv_merged.hpp", "MergedWeight", (k.split == "pixels", k.kc, k.block)
         return "conv_merged.hpp", "MergedLanes", (is_backward, k.kc, k.mr, k.block)
-    if k.op == "conv_bwd_weight":
-        return "conv_dot.hpp", "DotWeight", (1, k.nv, k.block)
     return "conv_depthwise.hpp", "DepthwiseRows", (is_backward, k.kc, k.mr, k.nv)
 
 

@@ -40,8 +40,7 @@ def brute_force(problem: ConvProblem, *operands: Array) -> Array:
     for n, k, *at in product(*map(range, y_shape)):
         for c, *tap in product(*map(range, w_shape[1:])):
             source = [
-                o * s + t * d - pad
-                for o, t, (s, d, pad) in zip(at, tap, _steps(p), strict=True)
+                o * s + t * d - pad for o, t, (s, d, pad) in zip(at, tap, _steps(p), strict=True)
             ]
             if any(not 0 <= i < size for i, size in zip(source, x_shape[2:], strict=True)):
                 continue
@@ -122,7 +121,9 @@ def _backward_data(p: ConvProblem, dy: Array, w: Array) -> Array:
         filters = w[:, :, *tap].reshape(p.g, p.k // p.g, p.c // p.g)
         spread = filters.transpose(0, 2, 1) @ grad
         padded[:, :, *window] += spread.reshape(padded[:, :, *window].shape)
-    inner = (slice(pad, pad + size) for size, (_, _, pad) in zip((p.d, p.h, p.w), _steps(p), strict=True))
+    inner = (
+        slice(pad, pad + size) for size, (_, _, pad) in zip((p.d, p.h, p.w), _steps(p), strict=True)
+    )
     return padded[:, :, *inner]
 
 

@@ -33,25 +33,31 @@ class CpuConvKernel(Kernel):
     engine: ClassVar[str] = "cpu"
 
     op_name: str = field(metadata={"choices": OPS})
-    dtype: str = trait("", DTYPES)
-    out_dtype: str = trait("to", ("fp32", "fp16", "bf16", "int32"))
+    dtype: str = trait("", DTYPES, default="fp32")
+    out_dtype: str = trait("to", ("fp32", "fp16", "bf16", "int32"), default="fp32")
     isa: str = trait("", tuple(LANES))
     family: str = trait("", FAMILIES)
     layout: str = trait("", ("nchw", "nhwc"))
-    vector: str = trait(
-        "by", ("pixel", "k", "c"), doc="what the lanes of a vector hold: pixels or channels"
+    vector: str = trait("by", ("pixel", "k", "c"), doc="what the lanes of a vector hold")
+    mr: int = trait(
+        "m",
+        (1, 2, 3, 4, 6, 7, 8, 12, 14, 28),
+        doc="broadcast rows of the tile; rows (depthwise), pixels (merged) or filters (dots)",
     )
-    mr: int = trait("m", (1, 2, 3, 4, 6, 7, 8, 9, 12, 14), doc="broadcast rows of the tile")
-    nv: int = trait("v", (1, 2, 3, 4, 6), doc="vectors of the tile")
+    nv: int = trait("v", (1, 2, 3, 4, 6, 7, 9), doc="vectors of the tile; taps (dots)")
     kc: int = trait(
         "k",
         (0, 1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128, 256, 512),
         doc="reduction per pass, channels per pass (direct), sources of a group (merged) or "
-        "filter width (depthwise)",
+        "filter width (depthwise); 0 where all of it is done at once",
     )
-    block: int = trait("b", (64, 128, 256, 512, 1024), doc="pixels that stay in cache together")
+    block: int = trait(
+        "b",
+        (0, 128, 256, 512, 1024, 2048),
+        doc="pixels that stay in cache together; 0 for whole images",
+    )
     split: str = trait(
-        "by", ("tiles", "channels", "pixels"), doc="what the threads divide among themselves"
+        "over", ("tiles", "channels", "pixels"), doc="what the threads divide among themselves"
     )
 
     def __post_init__(self) -> None:
@@ -80,40 +86,38 @@ class CpuConvKernel(Kernel):
 def _broken(kernel: CpuConvKernel) -> list[str]:
     """Rules between the traits of a kernel that it breaks."""
     k = kernel
-    exact = k.dtype == "int8"
-    is_weight = k.op == "conv_bwd_weight"
-    lanes_hold = {"nchw": "pixel", "nhwc": "c" if k.op == "conv_bwd_data" else "k"}[k.layout]
+    is_weight, is_exact = k.op == "conv_bwd_weight", k.dtype == "int8"
+    is_dot = is_weight and k.vector == "pixel"
+    is_product = k.family in ("implicit", "direct", "pointwise")
+    lanes = {"nchw": "pixel", "nhwc": "c" if k.op == "conv_bwd_data" else "k"}[k.layout]
+    registers = k.mr * k.nv + (k.mr if is_dot else k.nv) + 1
+    has_no_pass = is_weight or (k.family, k.layout) == ("pointwise", "nhwc")
     rules = {
-        "mr, nv and block must be at least 1": min(k.mr, k.nv, k.block) < 1,
-        "int8 is summed exactly, to int32 or fp32": exact and k.out_dtype not in ("int32", "fp32"),
-        "only int8 gives int32": k.out_dtype == "int32" and not exact,
-        "the gradient of the filter splits channels or pixels": is_weight and k.split == "tiles",
-        "only the gradient of the filter splits channels or pixels": not is_weight
-        and k.split != "tiles",
-        "pointwise reads floats in place": k.family == "pointwise"
-        and (k.dtype != "fp32" or is_weight),
+        "mr and nv must be at least 1": min(k.mr, k.nv) < 1,
+        "only depthwise rows take whole images, with block 0": (k.block == 0)
+        != (k.family == "depthwise"),
+        "int8 is summed exactly, to int32 or fp32": is_exact
+        and k.out_dtype not in ("int32", "fp32"),
+        "only int8 gives int32": k.out_dtype == "int32" and not is_exact,
+        "the gradient of the filter divides channels or pixels, all else tiles": is_weight
+        == (k.split == "tiles"),
+        "dot products along pixels need nchw and divide channels": is_dot
+        and (k.layout, k.split) != ("nchw", "channels"),
+        f"vectors hold {lanes}": k.vector != lanes and not (is_weight and k.family == "direct"),
+        "the gradient of the filter is direct or merged": is_weight
+        and k.family not in ("direct", "merged"),
+        "pointwise reads floats in place": k.family == "pointwise" and k.dtype != "fp32",
         "depthwise rows need nchw": k.family == "depthwise" and k.layout != "nchw",
-        "merged lanes need nhwc": k.family == "merged" and k.layout != "nhwc",
-        "the gradient of the filter has no implicit matrix": k.family == "implicit" and is_weight,
+        "merged lanes need nhwc and nv of 1": k.family == "merged"
+        and (k.layout, k.nv) != ("nhwc", 1),
+        "mr has no meaning here, and is 1": k.family == "merged" and is_weight and k.mr != 1,
+        f"the tile needs {registers} of {REGISTERS[k.isa]} registers": is_product
+        and registers > REGISTERS[k.isa],
+        "kc has no meaning here, and is 0": is_product and has_no_pass and k.kc != 0,
+        "kc must be at least 1": not (is_product and has_no_pass) and k.kc < 1,
+        f"int8 needs kc and block up to {EXACT_TERMS}": is_exact
+        and max(k.kc, k.block if is_weight else 0) > EXACT_TERMS,
     }
-    if k.family in ("implicit", "direct", "pointwise"):
-        registers = k.mr * k.nv + (k.mr if is_weight and k.vector == "pixel" else k.nv) + 1
-        rules |= {
-            f"the tile needs {registers} of {REGISTERS[k.isa]} registers": registers
-            > REGISTERS[k.isa],
-            "a pass needs kc of at least 1": not is_weight and k.kc < 1,
-            "kc has no meaning for the gradient of the filter": is_weight and k.kc != 0,
-            f"int8 needs kc and block up to {EXACT_TERMS}": exact
-            and max(k.kc, k.block if is_weight else 0) > EXACT_TERMS,
-            "dot products run along the pixels of nchw": is_weight
-            and k.vector == "pixel"
-            and k.layout != "nchw",
-            "dot products are divided by channels": is_weight
-            and k.vector == "pixel"
-            and k.split != "channels",
-            f"{k.layout} {k.op} vectors hold {lanes_hold}": not is_weight
-            and k.vector != lanes_hold,
-        }
     return [rule for rule, is_broken in rules.items() if is_broken]
 
 
@@ -126,18 +130,30 @@ def why_unusable(kernel: CpuConvKernel, problem: ConvProblem | None, arch: Arch)
     if problem is None:
         return None
     p = problem
-    for trait_name in ("dtype", "out_dtype", "layout"):
-        mine, given = getattr(kernel, trait_name), getattr(p, trait_name)
+    # tf32 is stored as fp32, and computing it in full precision is within its bounds.
+    stored = "fp32" if p.dtype == "tf32" else p.dtype
+    for what, mine, given in (
+        ("dtype", kernel.dtype, stored),
+        ("out_dtype", kernel.out_dtype, p.out_dtype),
+        ("layout", kernel.layout, p.layout),
+    ):
         if mine != given:
-            return f"its {trait_name} is {mine}, the problem's {given}"
-    if kernel.dtype == "int8" and max(p.taps, p.out_w) > EXACT_TERMS:
-        return f"int8 is exact up to {EXACT_TERMS} taps and output columns"
+            return f"its {what} is {mine}, the problem's {given}"
+    if kernel.dtype == "int8" and _shortest_sum(kernel, p) > EXACT_TERMS:
+        return f"int8 is exact up to {EXACT_TERMS} products in a sum"
     if kernel.family == "pointwise" and not p.is_pointwise:
         return "the filter is not 1x1 over all pixels"
     if kernel.family == "merged":
-        sources = (p.k if kernel.op == "conv_bwd_data" else p.c) // p.g
+        sources = (p.k if p.direction == "bwd_data" else p.c) // p.g
         if sources != kernel.kc:
             return f"it is for groups of {kernel.kc} sources, these have {sources}"
     if kernel.family == "depthwise" and not p.c == p.k == p.g:
         return "it is for groups of one channel"
     return None
+
+
+def _shortest_sum(kernel: CpuConvKernel, p: ConvProblem) -> int:
+    """The fewest products that a kernel adds up before it widens the sum."""
+    if p.direction == "bwd_weight":
+        return p.out_w
+    return p.taps * (kernel.kc if kernel.family == "merged" else 1)
