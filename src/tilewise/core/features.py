@@ -158,11 +158,11 @@ class FeatureSet:
         return np.column_stack([columns[name] for name in self.features])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, nothing lost."""
+        """JSON-ready; definitions are lists because their order matters."""
         return {
             "fields": [{"name": f.name, "words": list(f.words)} for f in self.fields],
-            "helpers": dict(self.helpers),
-            "features": dict(self.features),
+            "helpers": [[name, source] for name, source in self.helpers.items()],
+            "features": [[name, source] for name, source in self.features.items()],
         }
 
     @classmethod

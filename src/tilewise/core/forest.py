@@ -160,7 +160,7 @@ def from_lightgbm(text: str, names: Sequence[str]) -> Forest:
     leaves: list[float] = []
     node_start, leaf_start = [0], [0]
     for tree in trees:
-        order = _preorder(tree)
+        order = _by_level(tree)
         place = {node: i for i, node in enumerate(order)}
         for node in order:
             f = tree["split_feature"][node]
@@ -213,11 +213,9 @@ def _tree(block: str) -> dict[str, Any]:
     return tree
 
 
-def _preorder(tree: Mapping[str, Any]) -> list[int]:
-    order: list[int] = []
-    pending = [0]
-    while pending:
-        node = pending.pop()
-        order.append(node)
-        pending += [c for c in (tree["right_child"][node], tree["left_child"][node]) if c >= 0]
+def _by_level(tree: Mapping[str, Any]) -> list[int]:
+    """Level by level: neighbours do not depend on each other, which keeps a processor busy."""
+    order = [0]
+    for node in order:
+        order += [c for c in (tree["left_child"][node], tree["right_child"][node]) if c >= 0]
     return order

@@ -1,0 +1,126 @@
+"""C source of a model's features: what the problem fixes once, and what each kernel adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilewise.core.compile_expr import to_c
+from tilewise.core.features import ARCH, KERNEL, MIXED, PROBLEM, FeatureSet
+from tilewise.core.model import Model
+
+BLOCK = 64
+"""Kernels that are scored together."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the values of a model's features live when they are served."""
+
+    model: Model
+
+    @property
+    def features(self) -> FeatureSet:
+        return self.model.features
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Every name that some forest, the calibrated time or the distance needs."""
+        wanted = [n for f in self.model.forests.values() for n in f.features]
+        wanted += [*self.model.measured.axes, *(["calibrated_us"] if self.model.has_base else [])]
+        return tuple(dict.fromkeys(wanted))
+
+    @cached_property
+    def _live(self) -> set[str]:
+        return self.features._needed(list(self.needed))
+
+    def _in_scope(self, *scopes: int) -> list[str]:
+        return [
+            n
+            for n in self.features.expressions
+            if n in self._live and self.features.scopes[n] in scopes
+        ]
+
+    @cached_property
+    def problem_fields(self) -> tuple[str, ...]:
+        """In the order in which they are handed over: numbers, then text."""
+        fields = sorted(self.features.fields_of(PROBLEM), key=lambda f: bool(f.words))
+        return tuple(f.name for f in fields)
+
+    @cached_property
+    def arch_fields(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.features.fields_of(ARCH))
+
+    @cached_property
+    def problem_values(self) -> tuple[str, ...]:
+        """Computed once per problem: fields that mixed expressions use, then expressions."""
+        used = self._used_by_mixed
+        fields = [f for f in (*self.problem_fields, *self.arch_fields) if f in used]
+        return (*fields, *self._in_scope(ARCH, PROBLEM))
+
+    @cached_property
+    def _used_by_mixed(self) -> set[str]:
+        return {
+            used for n in self._in_scope(MIXED) for used in self.features.expressions[n].fields
+        }
+
+    @cached_property
+    def kernel_values(self) -> tuple[str, ...]:
+        """Known per pool: what mixed expressions take from the kernel's side."""
+        names = [f.name for f in self.features.fields] + list(self.features.expressions)
+        return tuple(
+            n for n in names if n in self._used_by_mixed and self.features.scopes[n] == KERNEL
+        )
+
+    @cached_property
+    def mixed_outputs(self) -> tuple[str, ...]:
+        """Mixed values that leave the generated code: features, and the calibrated time last."""
+        names = [n for n in self.needed if self.features.scopes[n] == MIXED]
+        return tuple(sorted(names, key=lambda n: n == "calibrated_us"))
+
+    def problem_source(self) -> str:
+        """`tw_problem`: fields of problem and architecture in, values out."""
+        words = self.features.words
+        names = {n: f"p[{i}]" for i, n in enumerate(self.problem_fields)}
+        names |= {n: f"a[{i}]" for i, n in enumerate(self.arch_fields)}
+        lines = []
+        for index, name in enumerate(self.problem_values):
+            if name in names:
+                lines.append(f"  v[{index}] = {names[name]};")
+                continue
+            source = to_c(self.features.expressions[name], names, words)
+            lines.append(f"  const double x_{name} = {source};\n  v[{index}] = x_{name};")
+            names[name] = f"x_{name}"
+        body = "\n".join(lines)
+        return (
+            "static void tw_problem(const double *p, const double *a, double *v) {\n"
+            f"  (void)p; (void)a; (void)v;\n{body}\n}}\n"
+        )
+
+    def mixed_source(self) -> str:
+        """`tw_mixed`: values of the problem and of a block of kernels in, feature rows out."""
+        words = self.features.words
+        place = {n: i for i, n in enumerate(self.problem_values)}
+        kernel = {n: i for i, n in enumerate(self.kernel_values)}
+        names: dict[str, str] = {}
+        outside, inside = [], []
+        for name in place:
+            if name in self._used_by_mixed:
+                outside.append(f"  const double x_{name} = v[{place[name]}];")
+                names[name] = f"x_{name}"
+        for name, index in kernel.items():
+            inside.append(f"    const double x_{name} = k[{index} * stride + i];")
+            names[name] = f"x_{name}"
+        outputs = {n: i for i, n in enumerate(self.mixed_outputs)}
+        for name in self._in_scope(MIXED):
+            source = to_c(self.features.expressions[name], names, words)
+            inside.append(f"    const double x_{name} = {source};")
+            names[name] = f"x_{name}"
+            if name in outputs:
+                inside.append(f"    out[{outputs[name]} * {BLOCK} + i] = x_{name};")
+        lines = "\n".join([*outside, f"  for (i = 0; i < {BLOCK}; ++i) {{", *inside, "  }"])
+        return (
+            "static void tw_mixed(const double *TW_RESTRICT v, const double *TW_RESTRICT k,\n"
+            "                     long stride, double *TW_RESTRICT out) {\n"
+            f"  int i;\n  (void)v; (void)k; (void)stride; (void)out;\n{lines}\n}}\n"
+        )

@@ -1,0 +1,65 @@
+"""Finds models: those in TILEWISE_MODEL_DIR first, then the shipped ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cache
+from pathlib import Path
+
+from tilewise.core.arch import Arch
+from tilewise.core.model import Model, load_model
+from tilewise.errors import ModelError
+from tilewise.settings import settings
+
+log = logging.getLogger("tilewise")
+SHIPPED = Path(__file__).parent.parent / "models"
+
+
+def model_folders() -> list[Path]:
+    """Every folder with a manifest, a user's own before the shipped."""
+    places = [p for p in (settings().model_dir, SHIPPED) if p is not None]
+    found: list[Path] = []
+    for place in places:
+        if (place / "manifest.json").is_file():
+            found.append(place)
+        elif place.is_dir():
+            found += sorted(p.parent for p in place.glob("*/manifest.json"))
+    return found
+
+
+@cache
+def _stamp(folder: Path) -> tuple[str, str, tuple[str, ...]] | None:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        return str(manifest["op"]), str(manifest["arch"]), tuple(manifest["dtypes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the model in %s is left out: %s", folder, error)
+        return None
+
+
+def find_models(op: str, arch: Arch, dtype: str = "") -> list[Path]:
+    """Folders of models for an op on an architecture."""
+    return [
+        folder
+        for folder in model_folders()
+        if (stamp := _stamp(folder)) is not None
+        and stamp[:2] == (op, arch.name)
+        and (not dtype or dtype in stamp[2])
+    ]
+
+
+@cache
+def _load(folder: Path) -> Model | None:
+    try:
+        return load_model(folder)
+    except ModelError as error:
+        # A missing or broken model costs quality, never the call: one warning, then the fallback.
+        log.warning("%s; selection falls back to the analytic model", error)
+        return None
+
+
+def load_models(op: str, arch: Arch) -> list[Model]:
+    """The models for an op on an architecture that can be read; each read once."""
+    found = (_load(folder) for folder in find_models(op, arch))
+    return [model for model in found if model is not None]

@@ -1,0 +1,281 @@
+"""Selection by a trained model: a ranker for the dispatcher, and a fast selector of one pool."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.compile_expr import Array
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model, load_model
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError, ModelError, NoKernelError
+from tilewise.ops.contract import get_op
+from tilewise.selection.choice import Ranked
+from tilewise.selection.scorer import Scorer, Scores, make_scorer
+from tilewise.settings import settings
+
+log = logging.getLogger("tilewise")
+
+REMEMBERED = 65536
+UNFAMILIAR_FILE = "unfamiliar.jsonl"
+_MAX_UNFAMILIAR_BYTES = 4 * 2**20
+
+
+def why_foreign(model: Model, problem: Problem, arch: Arch) -> str | None:
+    """Why a model was not made for a problem on an architecture, or None."""
+    if problem.op != model.op:
+        return f"the model is for {model.op}, the problem is {problem.op}"
+    if arch.name != model.arch:
+        return f"the model is for {model.arch}, the architecture is {arch.name}"
+    if problem.dtype not in model.dtypes:
+        return f"the model knows {', '.join(model.dtypes)}, the problem is {problem.dtype}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """How much a selection can be trusted, from the measured problems around it."""
+
+    distance: float
+    """Octaves to the nearest measured problem."""
+    reach: float
+    """The distance up to which the model may be asked."""
+    efficiency: float
+    """Chosen over best that unseen problems nearby reached, weighted by closeness."""
+    uncertainty: float
+    """How far that may be off: its spread nearby."""
+
+    @property
+    def is_familiar(self) -> bool:
+        return self.distance <= self.reach
+
+
+def expectation(model: Model, here: Array, *, nearby: int = 8) -> Expectation:
+    """What to expect at the coordinates `here`."""
+    far = np.sqrt(((model.measured.points - here) ** 2).sum(axis=1))
+    known = np.isfinite(model.measured.efficiency)
+    order = np.argsort(np.where(known, far, np.inf), kind="stable")[:nearby]
+    weight = 1 / (0.5 + far[order])
+    values = model.measured.efficiency[order]
+    mean = float(np.average(values, weights=weight))
+    spread = float(np.sqrt(np.average((values - mean) ** 2, weights=weight)))
+    distance = float(far.min())
+    # Beyond the measured problems nothing vouches for the estimate.
+    beyond = max(0.0, distance - model.measured.reach) * 0.1
+    return Expectation(distance, model.measured.reach, mean, spread + beyond)
+
+
+class Selector:
+    """Ranks one fixed pool for problems of one op on one architecture; safe to share.
+
+    `kernels` beyond legality for a problem are passed over when a kernel is selected.
+    """
+
+    def __init__(
+        self,
+        model: Model | Path | str,
+        kernels: Sequence[Kernel],
+        arch: Arch | None = None,
+        *,
+        compiled: bool | None = None,
+    ) -> None:
+        self.model = model if isinstance(model, Model) else load_model(model)
+        self.arch = arch or load_arch(self.model.arch, self.model.device)
+        self.kernels = tuple(kernels)
+        if not self.kernels:
+            raise NoKernelError("the pool is empty; there is nothing to select from")
+        for kernel in self.kernels:
+            if kernel.op != self.model.op:
+                raise InputError(f"{kernel.name} computes {kernel.op}, the model {self.model.op}")
+        self.scorer: Scorer = make_scorer(self.model, self.kernels, self.arch, compiled=compiled)
+        self._lock = threading.Lock()
+        kind = get_op(self.model.op).problem
+        self._key = attrgetter(*(f.name for f in fields(kind)))  # type: ignore[arg-type]
+        self._chosen: dict[Any, Kernel] = {}
+        self._by_id: dict[int, tuple[Problem, Kernel]] = {}
+
+    def scores(self, problem: Problem) -> Scores:
+        """Everything the scorer says."""
+        with self._lock:
+            return self.scorer(problem)
+
+    def order(self, problem: Problem) -> list[int]:
+        """Places in the pool, fastest first."""
+        with self._lock:
+            scorer = self.scorer
+            if hasattr(scorer, "rank"):
+                scorer.rank(problem)
+                return scorer.order[: scorer.count].tolist()  # type: ignore[no-any-return]
+            order: list[int] = scorer(problem).order.tolist()
+            return order
+
+    def ranking(self, problem: Problem) -> list[Kernel]:
+        """The pool, fastest first, whether or not each kernel can serve the problem."""
+        kernels = self.kernels
+        return [kernels[i] for i in self.order(problem)]
+
+    def select(self, problem: Problem) -> Kernel:
+        """The fastest kernel that can serve; remembered."""
+        # The same object again costs one look-up, an equal one has to be hashed.
+        held = self._by_id.get(id(problem))
+        if held is not None and held[0] is problem:
+            return held[1]
+        key = self._key(problem)
+        kernel = self._chosen.get(key)
+        if kernel is None:
+            kernel = self._first_legal(problem)
+            if len(self._chosen) >= REMEMBERED:
+                self._chosen.clear()
+                self._by_id.clear()
+            self._chosen[key] = kernel
+        if len(self._by_id) < REMEMBERED:
+            self._by_id[id(problem)] = (problem, kernel)
+        return kernel
+
+    def _first_legal(self, problem: Problem) -> Kernel:
+        why_unusable = get_op(self.model.op).why_unusable
+        reasons: dict[str, str] = {}
+        for kernel in self.ranking(problem):
+            why = why_unusable(kernel, problem, self.arch)
+            if why is None:
+                return kernel
+            reasons[kernel.name] = why
+        raise NoKernelError(
+            f"none of {len(self.kernels)} kernels can serve {problem.to_dict()} on "
+            f"{self.arch.label}",
+            asked=str(problem),
+            reasons=reasons,
+        )
+
+    def rank(self, problem: Problem, top_k: int | None = None) -> list[Ranked]:
+        """The ranking with predicted times."""
+        found = self.scores(problem)
+        order = found.order[:top_k]
+        times = np.exp2(found.level - found.score[order]).tolist()
+        flops = problem.flops
+        return [
+            Ranked(self.kernels[i], us, flops / us * 1e-6)
+            for i, us in zip(order.tolist(), times, strict=True)
+        ]
+
+    def coordinates(self, problem: Problem) -> Array:
+        """Where a problem lies among the measured ones."""
+        from tilewise.selection.scorer import pool_rows
+
+        rows = pool_rows(self.model, self.kernels[:1], self.arch, problem)
+        found = self.model.features.evaluate(rows, self.model.measured.axes)
+        return np.array([found[a][0] for a in self.model.measured.axes])
+
+    def expect(self, problem: Problem) -> Expectation:
+        """How much a selection for this problem can be trusted."""
+        return expectation(self.model, self.coordinates(problem))
+
+
+class ModelRanker:
+    """A model as the dispatcher's ranker, for whatever kernels it is handed."""
+
+    path = "model"
+
+    def __init__(self, model: Model | Path | str, *, compiled: bool | None = None) -> None:
+        self.model = model if isinstance(model, Model) else load_model(model)
+        self._compiled = compiled
+        self._lock = threading.RLock()
+        self._selectors: dict[Arch, Selector] = {}
+        self._places: dict[Arch, dict[int, int]] = {}
+        self._told: set[Problem] = set()
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        """Another op, dtype or architecture, or a problem far from everything measured."""
+        why = why_foreign(self.model, problem, arch)
+        if why is not None:
+            return why
+        with self._lock:
+            selector = self._selectors.get(arch)
+            if selector is None:
+                selector = self._selector(arch, ())
+            with selector._lock:
+                _, distance, _ = selector.scorer.measure(problem)
+        if distance <= self.model.measured.reach:
+            return None
+        self._note(problem, distance)
+        return (
+            f"the nearest measured problem is {distance:.1f} octaves away, "
+            f"{self.model.measured.reach:.1f} are allowed"
+        )
+
+    def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
+        """All kernels, fastest first."""
+        with self._lock:
+            places = self._places.get(arch, {})
+            try:
+                wanted = [places[id(kernel)] for kernel in kernels]
+            except KeyError:
+                self._selector(arch, kernels)
+                places = self._places[arch]
+                wanted = [places[id(kernel)] for kernel in kernels]
+            found = self._selectors[arch].scores(problem)
+        score = found.score[wanted]
+        order = np.argsort(-score, kind="stable")
+        times = np.exp2(found.level - score[order]).tolist()
+        flops = problem.flops * 1e-6
+        return [
+            Ranked(kernels[i], us, flops / us)
+            for i, us in zip(order.tolist(), times, strict=True)
+        ]
+
+    def _selector(self, arch: Arch, kernels: Sequence[Kernel]) -> Selector:
+        """The selector of an architecture, its pool grown by kernels it does not hold yet."""
+        old = self._selectors.get(arch)
+        pool: list[Kernel] = list(old.kernels) if old else []
+        known = {id(k) for k in pool}
+        pool += [k for k in kernels if id(k) not in known]
+        if not pool:
+            pool = [_named(self.model)]
+        selector = Selector(self.model, pool, arch, compiled=self._compiled)
+        self._selectors[arch] = selector
+        # Kernels are told apart by identity, which is cheap; the pool keeps them alive.
+        self._places[arch] = {id(k): i for i, k in enumerate(pool)}
+        return selector
+
+    def _note(self, problem: Problem, distance: float) -> None:
+        """Writes an unfamiliar problem down, once, so that the next sweep can cover it."""
+        with self._lock:
+            if problem in self._told or len(self._told) > 10_000:
+                return
+            self._told.add(problem)
+        log.info("%s is unfamiliar to %s (%.1f octaves)", problem, self.model.name, distance)
+        path = settings().cache_dir / UNFAMILIAR_FILE
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > _MAX_UNFAMILIAR_BYTES:
+                return
+            with path.open("a") as file:
+                file.write(json.dumps(problem.to_dict(), sort_keys=True) + "\n")
+        except OSError as error:
+            log.debug("unfamiliar problems cannot be written down: %s", error)
+
+
+def _named(model: Model) -> Kernel:
+    """Any kernel that the model was trained on."""
+    for name in model.manifest.get("kernels", ()):
+        return get_op(model.op).kernel_from_name(name)
+    raise ModelError(f"{model.name} names no kernels; it cannot be used without a pool")
+
+
+def unfamiliar_problems() -> list[dict[str, Any]]:
+    """The problems that models were asked about and did not know."""
+    try:
+        lines = (settings().cache_dir / UNFAMILIAR_FILE).read_text().splitlines()
+    except OSError:
+        return []
+    return [json.loads(line) for line in dict.fromkeys(lines)]
