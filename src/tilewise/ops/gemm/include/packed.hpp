@@ -14,8 +14,14 @@ struct Tiles {
   static constexpr int kNr = kNv * kLanes;
 
   static TW_NOINLINE void whole(int64_t slots, const S* a, const S* b, Acc* c, int64_t row, bool adds) {
+    // C is far away by the time it is needed, and too scattered for the hardware to foresee.
+    constexpr int kLine = 64 / sizeof(Acc);
     TW_UNROLL
-    for (int i = 0; i < kMr; ++i) prefetch_write(c + i * row);
+    for (int i = 0; i < kMr; ++i) {
+      TW_UNROLL
+      for (int j = 0; j < kNr; j += kLine) prefetch_write(c + i * row + j);
+      prefetch_write(c + i * row + kNr - 1);
+    }
     panel_tile<kMr, kNv, kUnroll, kMr, kNv, true>(slots, a, b, c, row, adds ? c : nullptr, row, kMr, kNr);
   }
 

@@ -92,10 +92,12 @@ TW_INLINE void dot_tile(const Slot<In>* small, int64_t row, const In* big, int64
   TW_NO_UNROLL
   for (; at + kElements <= k; at += kElements) {
     V b[kL];
+    // Where a row ends soon, what comes next is the same row of the next tile.
+    const int64_t later = at + kAhead * kElements, ahead = later < k ? later : later - k + kL * l_stride;
     TW_UNROLL
     for (int j = 0; j < kL; ++j) {
       b[j] = Op::along_k(p[j] + at);
-      if (kAhead) prefetch(p[j] + at + kAhead * kElements);
+      if (kAhead) prefetch(p[j] + ahead);
     }
     TW_UNROLL
     for (int i = 0; i < kS; ++i) {

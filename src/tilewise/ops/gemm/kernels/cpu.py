@@ -51,8 +51,8 @@ class CpuGemmKernel(Kernel):
         (2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 128, 512, 2048, 8192),
         doc="columns of it; for a dot, rows of the long operand; for a GEMV strip, of its block",
     )
-    mc: int = trait("mc", (0, 96, 480), default=0, doc="rows of A in the second-level cache")
-    kc: int = trait("kc", (0, 16, 64, 192, 256, 384), default=0, doc="steps of k in one go")
+    mc: int = trait("mc", (0, 96, 192, 480), default=0, doc="rows of A in the second-level cache")
+    kc: int = trait("kc", (0, 16, 64, 192, 256, 384, 512), default=0, doc="steps of k in one go")
     nc: int = trait("nc", (0, 512, 4096), default=0, doc="columns of B in the outer cache")
     unroll: int = trait("u", (1, 2, 4, 8), default=1, doc="steps of k in the loop body")
     ahead: int = trait("p", (0, 8, 16), default=0, doc="vectors prefetched ahead of a stream")
@@ -176,9 +176,11 @@ def why_unusable(kernel: CpuGemmKernel, problem: GemmProblem | None, arch: Arch)
         block = kernel.mc * kernel.kc * 4
         if block > arch.l2_bytes:
             return f"a block of A has {block} bytes; the second cache holds {arch.l2_bytes}"
+        # A panel that overflows the first cache still arrives in time: the tile takes a vector of
+        # it for every few multiply-adds.
         panel = kernel.nr * kernel.kc * 4
-        if panel > arch.l1_bytes:
-            return f"a panel of B has {panel} bytes; the first cache holds {arch.l1_bytes}"
+        if block + panel > arch.l2_bytes:
+            return f"a panel of B has {panel} bytes, too many beside a block of A of {block}"
     return None if problem is None else _why_unfit(kernel, problem, arch)
 
 
@@ -207,7 +209,7 @@ def _why_not_unpacked(kernel: CpuGemmKernel, problem: GemmProblem, arch: Arch) -
     panel = problem.k * kernel.nr * 4
     if kernel.access == "bpanels" and panel > arch.l2_bytes:
         return f"a panel of B has {panel} bytes; the second cache holds {arch.l2_bytes}"
-    size, limit = problem.bytes // max(1, problem.batch), 8 * arch.l2_bytes
+    size, limit = problem.bytes // max(1, problem.batch), 32 * arch.l2_bytes
     if size > limit:
         return f"the matrices have {size} bytes; beyond {limit} packing pays"
     return None
