@@ -72,50 +72,54 @@ class TritonPlan(Plan):
         self._calls: dict[Any, BoundKernel] = {}
         self._workspaces: dict[int, Any] = {}
 
-    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
-        a, b, *extra = operands
-        key = (a.stride(), b.stride(), out.stride())
-        a_at, b_at, out_at = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        is_aligned = not (a_at | b_at | out_at) & 15
-        call = self._calls.get((key, is_aligned))
-        if call is None:
-            call = self._bind(key, is_aligned)
-        stream = current_stream()
-        scratch = 0
-        if call.launch.workspace_bytes:
-            scratch = self._scratch(call.launch, stream, workspace, a.device)
-        call(stream, (a_at, b_at, out_at), extra, scratch)
-
     def prepare(self, operands: Sequence[Any], out: Any) -> None:
-        tensors = (*operands[:2], out)
-        key = tuple(t.stride() for t in tensors)
-        is_aligned = not any(t.data_ptr() & 15 for t in tensors)
-        if (key, is_aligned) not in self._calls:
-            self._bind(key, is_aligned)
+        _, key = self._look_at(operands, out)
+        if key not in self._calls:
+            self._bind(key)
+
+    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
+        addresses, key = self._look_at(operands, out)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._bind(key)
+        stream = current_stream(out.get_device())
+        scratch = 0
+        if call.needs_scratch:
+            scratch = self._scratch(call.launch, stream, workspace, out.device)
+        call.start(stream, call.arguments(addresses, scratch))
 
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
         """A launch with everything fixed, on the stream that is current at each call."""
-        self.execute(operands, out, workspace)
-        key = tuple(t.stride() for t in (*operands[:2], out))
-        addresses = tuple(t.data_ptr() for t in (*operands[:2], out))
-        call = self._calls[(key, not any(address & 15 for address in addresses))]
-        if call.launch.workspace_bytes:
+        self.prepare(operands, out)
+        addresses, key = self._look_at(operands, out)
+        call, device = self._calls[key], out.get_device()
+        if call.needs_scratch:
             return lambda: self.execute(operands, out, workspace)
-        fixed = call.arguments(addresses, operands[2:], 0)
-        return lambda: call.start(current_stream(), fixed)
+        fixed = call.arguments(addresses, 0)
+        return lambda: call.start(current_stream(device), fixed)
 
-    def _bind(self, key: Any, is_aligned: bool) -> BoundKernel:
-        strides = self._module.strides_of(self.problem, key)
+    def _look_at(self, operands: Sequence[Any], out: Any) -> tuple[list[int], Any]:
+        """Addresses of all tensors, C third, and what a specialisation depends on."""
+        a, b = operands[0], operands[1]
+        first, second, third = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        addresses = [first, second, third]
+        if len(operands) > 2:
+            addresses += [tensor.data_ptr() for tensor in operands[2:]]
+        is_aligned = not (first | second | third) & 15
+        return addresses, (a.stride(), b.stride(), out.stride(), is_aligned)
+
+    def _bind(self, key: Any) -> BoundKernel:
+        *strides, is_aligned = key
         launch = self._module.launch(
             self.kernel,
             self.problem,
             self._arch,
-            strides=strides,
+            strides=self._module.strides_of(self.problem, strides),
             is_aligned=is_aligned,
             epilogue=self._epilogue,
         )
         call = BoundKernel(launch, self._arch, self.kernel.name, self._epilogue)
-        self._calls[(key, is_aligned)] = call
+        self._calls[key] = call
         return call
 
     def _scratch(self, launch: Launch, stream: int, workspace: Any, device: Any) -> int:
@@ -136,11 +140,11 @@ class TritonPlan(Plan):
             own = torch.empty(launch.workspace_bytes, dtype=torch.uint8, device=device)
             own[: launch.zeroed_bytes].zero_()
             return int(own.data_ptr())
-        own = self._workspaces.get(stream)
-        if own is None or own.numel() < launch.workspace_bytes:
-            own = torch.zeros(launch.workspace_bytes, dtype=torch.uint8, device=device)
-            self._workspaces[stream] = own
-        return int(own.data_ptr())
+        kept = self._workspaces.get(stream)
+        if kept is None or kept.numel() < launch.workspace_bytes:
+            kept = torch.zeros(launch.workspace_bytes, dtype=torch.uint8, device=device)
+            self._workspaces[stream] = kept
+        return int(kept.data_ptr())
 
 
 class BoundKernel:
@@ -149,9 +153,11 @@ class BoundKernel:
     def __init__(self, launch: Launch, arch: Arch, name: str, epilogue: Any = None) -> None:
         self.launch = launch
         loaded = load(launch.source, arch, name)
+        self.needs_scratch = launch.workspace_bytes > 0
         self._start = loaded.start
         self._function = loaded.function
-        self._packed = loaded.packed
+        self._fixed = loaded.fixed
+        self._x, self._y = launch.grid
         positions = {0: 0, 1: 1, 2: 2}
         for at, tensor in enumerate(getattr(epilogue, "tensors", ())):
             positions[tensor] = 3 + at
@@ -175,10 +181,8 @@ class BoundKernel:
             else:
                 self._template.append(argument)
 
-    def arguments(self, addresses: Sequence[int], extra: Sequence[Any], scratch: int) -> list[Any]:
+    def arguments(self, addresses: Sequence[int], scratch: int) -> list[Any]:
         """The kernel's arguments for tensors at these addresses."""
-        if extra:
-            addresses = (*addresses, *(tensor.data_ptr() for tensor in extra))
         values = self._template.copy()
         for at, tensor in self._pointers:
             values[at] = addresses[tensor]
@@ -189,13 +193,7 @@ class BoundKernel:
         return values
 
     def start(self, stream: int, arguments: Sequence[Any]) -> None:
-        x, y = self.launch.grid
-        self._start(x, y, 1, stream, self._function, self._packed, *arguments)
-
-    def __call__(
-        self, stream: int, addresses: Sequence[int], extra: Sequence[Any], scratch: int
-    ) -> None:
-        self.start(stream, self.arguments(addresses, extra, scratch))
+        self._start(self._x, self._y, 1, stream, self._function, *self._fixed, *arguments)
 
 
 class DescriptorMaker:
@@ -242,7 +240,8 @@ class Loaded:
         compiled._init_handles()
         self.compiled = compiled  # keeps the module loaded
         self.function = compiled.function
-        self.packed = compiled.packed_metadata
+        self.fixed: tuple[Any, ...] = (compiled.packed_metadata, None, None, None)
+        """What every launch passes between the function and the kernel's own arguments."""
         self.boxes = getattr(compiled.metadata, "tensordesc_meta", None) or []
         if arch.vendor == "nvidia":
             self.start = self._nvidia_launcher(source)
@@ -264,25 +263,20 @@ class Loaded:
                 flat[len(flat)] = one
         metadata = SimpleNamespace(**self.compiled.metadata._asdict() | {"tensordesc_meta": None})
         plain = SimpleNamespace(signature=flat, constants={})
-        launch = driver.active.launcher_cls(plain, metadata).launch
-
-        def start(x: int, y: int, z: int, stream: int, function: int, packed: Any, *a: Any) -> None:
-            launch(
-                x, y, z, stream, function, False, False, None, None, packed, None, None, None, *a
-            )
-
-        return start
+        launch: Callable[..., None] = driver.active.launcher_cls(plain, metadata).launch
+        # Neither cooperative nor dependent launch, and no scratch of Triton's own.
+        self.fixed = (False, False, None, None, *self.fixed)
+        return launch
 
     def _amd_launcher(self, source: Source) -> Callable[..., None]:
         """Triton's own launcher, which also wants the constants in their places."""
         run = self.compiled.run
-        names = self.compiled.src.fn.arg_names
-        passed = [name in source.signature for name in names]
+        passed = [name in source.signature for name in self.compiled.src.fn.arg_names]
 
-        def start(x: int, y: int, z: int, stream: int, function: int, packed: Any, *a: Any) -> None:
-            rest = iter(a)
-            full = [next(rest) if is_passed else None for is_passed in passed]
-            run(x, y, z, stream, function, packed, None, None, None, *full)
+        def start(x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+            given = iter(rest[len(self.fixed) :])
+            full = [next(given) if is_passed else None for is_passed in passed]
+            run(x, y, z, stream, function, *self.fixed, *full)
 
         return start
 
@@ -314,13 +308,13 @@ def _current_device() -> int:
 
 
 @cache
-def _driver() -> Any:
-    from triton.runtime import driver
+def _raw_stream() -> Callable[[int], int]:
+    import torch
 
-    return driver.active
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found
 
 
-def current_stream() -> int:
-    """The handle of the stream that work is queued on."""
-    active = _driver()
-    return int(active.get_current_stream(active.get_current_device()))
+def current_stream(device: int) -> int:
+    """The handle of the stream that work on the device is queued on."""
+    return _raw_stream()(device)

@@ -135,9 +135,7 @@ def build_one(kernel: Kernel, arch: Arch) -> Build:
     except Exception as error:  # whatever the compiler raises is a fact about this kernel
         cause = f"\n{error.__cause__}" if error.__cause__ else ""
         message = f"{type(error).__name__}: {error}{cause}"
-        return finish(
-            status="compile_error", message=message, seconds=time.perf_counter() - start
-        )
+        return finish(status="compile_error", message=message, seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
     broken = over_limit(resources, arch)
     return finish(

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: MIT
+# The kernel languages know branches on constants, but not every form that ruff prefers.
+# ruff: noqa: RET505, RUF005, RUF059, SIM102
 """Warp-specialised GEMM for Hopper: one warp copies tiles by TMA, one or two groups multiply.
 
 A tile of C is computed as A[BM, BK] B[BK, BN] steps through a ring of STAGES shared-memory
@@ -206,26 +208,68 @@ def finish(
 
 
 @gluon.jit
+def slot_addresses(work, slot, SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+                   START: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """Where a partial sum of a tile of SIZE elements is kept, from element START on."""
+    m = gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
+    n = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+    inside = gl.expand_dims(m, 1) * BN + gl.expand_dims(n, 0) + START
+    return work + slot.to(gl.int64) * SIZE + inside
+
+
+@gluon.jit
+def arrive_last(flag, cut):
+    """Announces a stored partial sum; whether all the others had been announced before."""
+    gl.thread_barrier()
+    is_last = gl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == cut - 1
+    gl.thread_barrier()
+    return is_last
+
+
+@gluon.jit
+def add_up(at, jump, cut):
+    """The sum of `cut` partial sums, in their order."""
+    total = gl.load(at, cache_modifier=".cg")
+    for i in range(1, cut):
+        total += gl.load(at + i * jump, cache_modifier=".cg")
+    return total
+
+
+@gluon.jit
 def leave_partial(
     acc, work, flag, first_slot, slots_apart, part, cut,
     BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Stores a partial sum; the last to arrive gets (True, the whole sum)."""
-    m = gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
-    n = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-    at = work + first_slot.to(gl.int64) * (BM * BN)
-    at += gl.expand_dims(m, 1) * BN + gl.expand_dims(n, 0)
+    at = slot_addresses(work, first_slot, BM * BN, BM, BN, 0, layout)
     jump = slots_apart.to(gl.int64) * (BM * BN)
     gl.store(at + part * jump, acc, cache_modifier=".cg")
-    gl.thread_barrier()
-    is_last = gl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == cut - 1
-    gl.thread_barrier()
+    is_last = arrive_last(flag, cut)
     if is_last:
-        acc = gl.load(at, cache_modifier=".cg")
-        for i in range(1, cut):
-            acc += gl.load(at + i * jump, cache_modifier=".cg")
+        acc = add_up(at, jump, cut)
         gl.store(flag, 0)
     return is_last, acc
+
+
+@gluon.jit
+def leave_two_partials(
+    acc, extra, work, flag, first_slot, slots_apart, part, cut,
+    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, layout: gl.constexpr,
+    e_layout: gl.constexpr,
+):  # fmt: skip
+    """The same for a tile in two pieces."""
+    SIZE: gl.constexpr = BM * (BN + EN)
+    at = slot_addresses(work, first_slot, SIZE, BM, BN, 0, layout)
+    e_at = slot_addresses(work, first_slot, SIZE, BM, EN, BM * BN, e_layout)
+    jump = slots_apart.to(gl.int64) * SIZE
+    gl.store(at + part * jump, acc, cache_modifier=".cg")
+    gl.store(e_at + part * jump, extra, cache_modifier=".cg")
+    is_last = arrive_last(flag, cut)
+    if is_last:
+        acc = add_up(at, jump, cut)
+        extra = add_up(e_at, jump, cut)
+        gl.store(flag, 0)
+    return is_last, acc, extra
 
 
 @gluon.jit
@@ -415,17 +459,18 @@ def gemm_two_groups(
 
 @gluon.jit
 def load_uneven(
-    ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, tiles_m, tiles_n, steps,
+    ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
     BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """Copies A and both parts of B for this program's tiles."""
     filled = gl.to_tensor(0)
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
+        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         m = row * BM
         n = col * (BN + EN)
-        for step in range(steps):
+        for step in range(first, first + count):
             stage = filled % STAGES
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
             full = ready.index(stage)
@@ -448,20 +493,21 @@ def load_uneven(
 
 @gluon.jit
 def math_uneven(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, e_ring, c_ring, empty, ready,
-    tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_ring, e_ring, c_ring,
+    empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
     NARROW: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
     """Two products per step, with A in common."""
     used = gl.to_tensor(0)
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
+        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
         acc = gl.zeros((BM, BN), dtype=acc_type, layout=layout)
         extra = gl.zeros((BM, EN), dtype=acc_type, layout=e_layout)
-        for step in range(steps):
+        for step in range(count):
             stage = used % STAGES
             mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
             if A_ROW:
@@ -480,29 +526,38 @@ def math_uneven(
             mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=step > 0)
             used += 1
         acc, extra = warpgroup_mma_wait(num_outstanding=0, deps=(acc, extra))
-        mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1)
-        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
-        n = col * (BN + EN)
-        finish(
-            acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n, M, N,
-            c_batch, c_row, c_col, BM, BN, BN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
-            layout, out_type,
-        )  # fmt: skip
-        finish(
-            extra, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n + BN,
-            M, N, c_batch, c_row, c_col, BM, EN, EN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE,
-            ACT, e_layout, out_type,
-        )  # fmt: skip
+        mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=count > 0)
+        is_whole = piece >= 0
+        if CUT:
+            if (piece >= whole) & (cut > 1):
+                rest = tiles - whole
+                is_whole, acc, extra = leave_two_partials(
+                    acc, extra, work, flags + tile, tile - whole, rest, (piece - whole) // rest,
+                    cut, BM, BN, EN, layout, e_layout,
+                )  # fmt: skip
+        if is_whole:
+            batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
+            n = col * (BN + EN)
+            finish(
+                acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n,
+                M, N, c_batch, c_row, c_col, BM, BN, BN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE,
+                ACT, layout, out_type,
+            )  # fmt: skip
+            finish(
+                extra, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM,
+                n + BN, M, N, c_batch, c_row, c_col, BM, EN, EN // NARROW, BUFFERS, TMA_STORE,
+                SWAP, SCALE, ACT, e_layout, out_type,
+            )  # fmt: skip
     if TMA_STORE:
         tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def gemm_uneven(
-    ad, bd, ed, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr,
-    tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    ad, bd, ed, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
+    tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
     NARROW: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
     layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
@@ -526,14 +581,14 @@ def gemm_uneven(
     gl.warp_specialize(
         [
             (math_uneven, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, e_ring, c_ring,
-                empty, ready, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-                BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, NARROW, BUFFERS, TMA_STORE, SWAP,
-                SCALE, ACT, layout, e_layout, acc_type, out_type,
+                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_ring,
+                e_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N,
+                c_batch, c_row, c_col, BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT, NARROW,
+                BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, e_layout, acc_type, out_type,
             )),
             (load_uneven, (
-                ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, tiles_m, tiles_n, steps,
-                BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M,
+                ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, whole, cut, tiles_m,
+                tiles_n, steps, BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
             )),
         ],
         [1],

@@ -106,8 +106,8 @@ def default_strides(problem: GemmProblem) -> tuple[Strides, Strides, Strides]:
         batch = rows * cols if p.batch > 1 else 0
         return (batch, cols, 1) if order == "r" else (batch, 1, rows)
 
-    a, b, c = p.layout
-    return dense(a, p.m, p.k), dense(b, p.k, p.n), dense(c, p.m, p.n)
+    order = p.layout
+    return dense(order[0], p.m, p.k), dense(order[1], p.k, p.n), dense(order[2], p.m, p.n)
 
 
 def strides_of(problem: GemmProblem, shapes: Any) -> tuple[Strides, Strides, Strides]:
@@ -352,14 +352,14 @@ def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
 
 
-def _cut_plan(
-    kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch
-) -> tuple[int, int, int]:
+def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int, int]:
     """(programs, tiles computed whole, slices of each of the others)."""
     room = arch.compute_units * kernel.blocks
     if kernel.fill:
         rest = tiles % room
-        cut = max(1, min(room // rest, steps // FEWEST_STEPS)) if rest else 1
+        # One program adds all slices up, so beyond some number each costs more than it saves.
+        worth = min(steps // FEWEST_STEPS, int(1.5 * steps**0.5))
+        cut = max(1, min(room // rest, worth)) if rest else 1
         return min(room, tiles * cut), tiles - rest, cut
     whole = 0 if kernel.split_k > 1 else tiles
     return min(room, tiles * kernel.split_k), whole, kernel.split_k
@@ -460,7 +460,7 @@ def _specialised(
     tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
     programs, whole, cut = _cut_plan(kernel, tiles, steps, arch)
     total = zeroed = 0
-    if kernel.family == "ws" and not extra:
+    if kernel.family == "ws":
         slots = (tiles - whole) * cut if cut > 1 else 0
         is_cut = kernel.fill or kernel.split_k > 1
         slot_bytes = 4 * kernel.tile_m * kernel.tile_n
@@ -472,8 +472,7 @@ def _specialised(
         args.constants["CUT"] = is_cut
     else:
         args.size("tiles", tiles)
-        if not extra:
-            args.constants["SHARE"] = kernel.family == "duo"
+        args.constants["SHARE"] = kernel.family == "duo"
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
     args.size("steps", steps)

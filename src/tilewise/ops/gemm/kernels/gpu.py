@@ -31,8 +31,8 @@ class TritonGemmKernel(Kernel):
 
     `pointer` loads through pointers; `splitk` cuts the reduction; `streamk` hands out equal shares
     of all steps; `skinny` puts the longer of M and N on the matrix unit's rows; `gemv` uses vector
-    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` does so from a warp of its
-    own, `duo` has two independent groups of math warps share a tile, `pingpong` alternate.
+    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` does so from a warp of
+    its own; `duo` has two independent groups of math warps share a tile, `pingpong` alternate.
     """
 
     engine: ClassVar[str] = "triton"
@@ -60,8 +60,8 @@ class TritonGemmKernel(Kernel):
         wide, extra = self.columns
         if wide < 1 or extra & (extra - 1):
             raise KernelError(f"tile_n is {self.tile_n}; it must be a sum of two powers of two")
-        if extra and (self.family != "ws" or self.split_k > 1 or self.fill or extra < 16):
-            raise KernelError(f"tile_n={self.tile_n} is for ws kernels that do not split")
+        if extra and (self.family != "ws" or extra < 16):
+            raise KernelError(f"tile_n={self.tile_n} is for ws kernels, in multiples of 16")
         if min(self.stages, self.split_k, self.group_m, self.blocks) < 1:
             raise KernelError("stages, split_k, group_m and blocks must be at least 1")
         if self.split_k > 1 and self.family not in SPLIT_FAMILIES:
@@ -121,7 +121,7 @@ def staging(kernel: TritonGemmKernel, out_bytes: int, arch: Arch) -> tuple[int, 
     rings = 2 if kernel.family == "pingpong" else 1  # a duo's two rings hold half a tile each
     room = min(arch.smem_per_block_bytes, arch.smem_bytes // kernel.blocks - RESERVED_SMEM)
     room -= kernel.stages * (kernel.stage_bytes + 16) + 512
-    wide, extra = kernel.columns
+    _, extra = kernel.columns
     if extra:
         for narrow, buffers in ((extra, 2), (extra // 2, 2), (extra, 1), (extra // 2, 1)):
             if narrow >= 16 and kernel.tile_m * narrow * out_bytes * buffers <= room:
@@ -225,7 +225,7 @@ def _why_not_for(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> 
         return f"min(M, N) is {min(p.m, p.n)} in {p.dtype}; gemv takes up to {MAX_GEMV_VECTORS}"
     if kernel.family == "skinny" and min(p.m, p.n) > kernel.tile_n:
         return f"min(M, N) is {min(p.m, p.n)}, above tile_n={kernel.tile_n}"
-    if kernel.swap and p.m > MAX_SWAPPED_ROWS:
+    if kernel.swap and p.m > MAX_SWAPPED_ROWS and not kernel.columns[1]:
         return f"swapping pays for few rows; M={p.m} is above {MAX_SWAPPED_ROWS}"
     if kernel.family in HOPPER_FAMILIES:
         return _why_not_copied(kernel, p)
