@@ -61,7 +61,7 @@ def test_gpu_faults_cost_one_measurement_each(tmp_path: Path) -> None:
     kernels = [GpuSabotageKernel(deed=deed, serial=at) for at, deed in enumerate(deeds)]
     run(
         *(tmp_path, kernels, policy, GEMMS[:1]),
-        engines=("gpu_sabotage:GpuSabotageEngine",),
+        engines=("sabotage_gpu:GpuSabotageEngine",),
         limits=Limits(timeout_s=3.0),
         environment={"PYTHONPATH": f"{HERE}:{HERE.parent.parent / 'src'}"},
     )
