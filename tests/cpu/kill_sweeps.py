@@ -76,7 +76,25 @@ def content(store: Path) -> tuple[list[tuple[str, int, str, str]], int]:
     return sorted({(r.key, r.attempt, r.stage, r.status) for r in rows}), len(rows)
 
 
+def orphans(folder: Path) -> list[str]:
+    """Processes that belong to this test's sweeps, after a moment of grace."""
+    mark = f"KILL_SWEEPS={folder}".encode()
+    deadline = time.monotonic() + 10
+    while True:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (process / "environ").read_bytes() and process.name != str(os.getpid()):
+                    found.append(process.name)
+            except OSError:
+                continue
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
 def main(folder: Path, kills: int, seed: int) -> None:
+    os.environ["KILL_SWEEPS"] = str(folder)  # every worker inherits it
     tape, calm = folder / "tape", folder / "calm"
     recording.record(tape, problem_count=PROBLEMS, kernel_count=KERNELS)
     began = time.monotonic()
@@ -112,6 +130,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         assert not Store(store).journals()
         assert not list(store.glob(".*"))
         shutil.rmtree(store)
+    assert not orphans(folder), "workers outlived their orchestrator"
     told = {"killed": killed, "midway": midway, "rows": count, "measuring_s": measuring}
     print(json.dumps(told))
 

@@ -98,15 +98,16 @@ def sweep(
         engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
         policy=chosen,
         kind=kind,
+        arch=arch.partition(":")[0] if arch else "",
         replay=str(replay) if replay else "",
         limits=Limits(timeout_s=timeout, batch=batch),
         jobs=jobs,
     )
 
     def kernels(live: Arch) -> list[Kernel]:
-        if arch and live.name != arch.partition(":")[0]:
-            raise InputError(f"--arch is {arch}; the device here is {live.label}")
         if replay:
+            if arch and live.name != arch.partition(":")[0]:
+                raise InputError(f"--arch is {arch}; {replay} was recorded on {live.label}")
             return recorded_kernels(replay, op)
         wanted = list(settings_of_workers.engines)
         return with_vendor(

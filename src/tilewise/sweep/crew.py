@@ -27,6 +27,8 @@ class WorkerConfig:
     policy: Policy
     kind: str = ""
     """`cpu` or `gpu`; empty for the best there is."""
+    arch: str = ""
+    """An architecture whose kernels the device must be able to run; empty for its own."""
     replay: str = ""
     """A store to replay in place of measuring."""
     limits: Limits = field(default_factory=Limits)
@@ -48,6 +50,7 @@ class WorkerConfig:
             {
                 "role": role,
                 "kind": self.kind,
+                "arch": self.arch,
                 "engines": list(self.engines),
                 "policy": self.policy.to_dict(),
                 "replay": self.replay,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.engines.contract import Engine
+from tilewise.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,24 @@ def arch_from_dict(values: Mapping[str, Any]) -> Arch:
             "features": frozenset(values["features"]),
         }
     )
+
+
+LIVE_FIGURES = (
+    *("device", "compute_units", "clock_mhz", "memory_bytes", "memory_gb_s"),
+    *("l1_bytes", "l2_bytes", "l3_bytes"),
+)
+
+
+def as_arch(live: Arch, name: str) -> Arch:
+    """The live device as the architecture called `name`, which it must be able to stand in for."""
+    if not name or name == live.name:
+        return live
+    wanted = load_arch(name)
+    if wanted.vendor != live.vendor or not wanted.features <= live.features:
+        raise InputError(
+            f"--arch is {name}; the device here is {live.label}, which cannot run its kernels"
+        )
+    return wanted.with_figures(**{figure: getattr(live, figure) for figure in LIVE_FIGURES})
 
 
 def toolchain(engine: Engine) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from tilewise.errors import ExecutionError
+from tilewise.errors import ExecutionError, InputError
 
 START_S = 300.0
 """Importing PyTorch and starting a GPU on a busy machine takes its time."""
@@ -83,7 +83,8 @@ class WorkerProcess:
             raise ExecutionError(f"a worker did not start ({status}: {words})") from None
         if answer["event"] == "refused":
             self.kill()
-            raise ExecutionError(str(answer["message"]))
+            kind = InputError if answer["is_input"] else ExecutionError
+            raise kind(str(answer["message"]))
         return answer
 
     def signal_kill(self) -> None:

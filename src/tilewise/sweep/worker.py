@@ -27,10 +27,10 @@ from tilewise.core.measurement import Policy
 from tilewise.engines import get_engine
 from tilewise.engines.contract import Build, Engine
 from tilewise.engines.replay import ReplayEngine
-from tilewise.errors import TilewiseError
+from tilewise.errors import InputError, TilewiseError
 from tilewise.ops.contract import get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device import DeviceInfo, arch_from_dict, lock_path, toolchain
+from tilewise.sweep.device import DeviceInfo, arch_from_dict, as_arch, lock_path, toolchain
 
 MOST_OUTPUT_BYTES = 1 << 30
 """A kernel that prints without end must not fill the disk."""
@@ -80,7 +80,7 @@ class Worker:
 
         unavailable = {name: e.why_unavailable() for name, e in self.engines.items()}
         return DeviceInfo(
-            arch=detect(self._kind),
+            arch=as_arch(detect(self._kind), self.config.get("arch", "")),
             toolchains={name: toolchain(engine) for name, engine in self.engines.items()},
             unavailable={name: why for name, why in unavailable.items() if why},
         )
@@ -273,7 +273,7 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES))
             worker.start()
     except TilewiseError as error:
-        worker.say("refused", message=str(error))
+        worker.say("refused", message=str(error), is_input=isinstance(error, InputError))
         return
     orders = {"batch": worker.batch, "leaders": worker.leaders, "build": worker.build}
     for line in sys.stdin:
