@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -14,10 +14,12 @@ from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan
 from tilewise.engines.triton_build import (
     build_all,
+    compile_ahead,
     compile_or_raise,
     launch_module,
     over_limit,
     resources_of,
+    source_key,
 )
 from tilewise.errors import ExecutionError, TensorError
 from tilewise.ops.launch import Descriptor, Launch, Pointer, Scratch, Source
@@ -47,6 +49,20 @@ class TritonEngine(Engine):
         on_done: Callable[[Build], None] | None = None,
     ) -> list[Build]:
         return build_all(kernels, arch, max_workers, on_done)
+
+    def compile_ahead(
+        self,
+        pairs: Iterable[tuple[Kernel, Problem]],
+        arch: Arch,
+        *,
+        max_workers: int | None = None,
+    ) -> list[str]:
+        """Compiles what plans for these pairs will need, in parallel; the failures, one a line."""
+        sources = [
+            launch_module(kernel.op).launch(kernel, problem, arch).source
+            for kernel, problem in pairs
+        ]
+        return compile_ahead(sources, arch, max_workers)
 
     def plan(
         self, kernel: Kernel, problem: Problem, arch: Arch, *, epilogue: Any = None
@@ -286,16 +302,7 @@ _LOADED: dict[Any, Loaded] = {}
 
 def load(source: Source, arch: Arch, name: str) -> Loaded:
     """The source compiled and loaded; problems of one kind share it."""
-    key = (
-        arch.name,
-        _current_device(),
-        source.module,
-        source.function,
-        str(source.signature),
-        str(source.constants),
-        str(source.divisible),
-        str(source.options),
-    )
+    key = (arch.name, _current_device(), source_key(source))
     if key not in _LOADED:
         _LOADED[key] = Loaded(source, arch, name)
     return _LOADED[key]

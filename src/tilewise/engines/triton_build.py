@@ -196,3 +196,42 @@ def compile_or_raise(source: Source, arch: Arch, name: str) -> Any:
         return compile_source(source, arch)
     except Exception as error:
         raise BuildError(f"{name} does not compile for {arch.name}", log=str(error)) from error
+
+
+def compile_ahead(
+    sources: Sequence[Source], arch: Arch, max_workers: int | None = None
+) -> list[str]:
+    """Fills Triton's cache in worker processes; one line for each source that does not compile.
+
+    Kernels are specialised to strides and sizes when a plan is made; whoever makes many plans
+    collects their sources first, since compiling one after the other takes a second each.
+    """
+    unique = {source_key(source): source for source in sources}
+    workers = min(max_workers or cpu_count() or 1, max(1, len(unique)))
+    failed = []
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = {pool.submit(_compiles, source, arch): source for source in unique.values()}
+        for job in as_completed(jobs):
+            error = job.exception() or job.result()
+            if error:
+                failed.append(f"{jobs[job].function}: {error}")
+    return failed
+
+
+def _compiles(source: Source, arch: Arch) -> str:
+    try:
+        compile_source(source, arch)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def source_key(source: Source) -> str:
+    """Equal for sources that compile to the same object."""
+    return "\n".join(
+        str(part)
+        for part in (
+            *(source.module, source.function, source.signature),
+            *(source.constants, source.divisible, source.options),
+        )
+    )

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Best GPU kernel of the pool against the vendor: cuBLAS (hipBLASLt on ROCm) through PyTorch.
+
+usage: python benchmarks/gpu_vs_vendor.py [--op gemm] [--dtype bf16|fp16|fp8] [--only TEXT]
+                                          [--autotuners] [--json]
+
+Every legal kernel is checked and screened on every shape, cold cache; the best few and the vendor
+are then timed in turn. The ratio is vendor time over ours. `selected` is what the shipped model
+picks from the same pool with the vendor in it, where there is a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from math import exp, log
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import tolerance
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
+from tilewise.engines.device import detect
+from tilewise.engines.triton import TritonEngine
+from tilewise.errors import TilewiseError
+from tilewise.ops.builder import load_pool
+from tilewise.ops.contract import get_op
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.sweep.bench_cuda import CudaTimer
+from tilewise.sweep.timing import measure, measure_in_turn
+
+SCREEN = Policy(cache="cold", time_ms=1.5, warmup=2, min_repeats=5, max_repeats=20)
+FINAL = Policy(cache="cold", time_ms=8.0, warmup=2, min_repeats=12, max_repeats=60, rounds=4)
+LEADERS = 3
+LARGE_FLOPS = 1e11
+"""From here on a product is bound by arithmetic and counts as large."""
+AUTOTUNED = 10
+
+# (N, K) of a model's linear layers; M is the number of tokens.
+LAYERS = {
+    "llama3-8b": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],
+    "llama3-70b": [(10240, 8192), (8192, 8192), (8192, 28672)],
+    "qwen2.5-7b": [(4608, 3584), (37888, 3584), (3584, 18944)],
+    "deepseek-v3": [(2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048)],
+}
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+OTHERS = {
+    "bert-base": [(4096, 768, 768), (4096, 3072, 768), (4096, 768, 3072), (512, 30522, 768)],
+    "vit-b16": [(6304, 768, 768), (6304, 2304, 768), (6304, 3072, 768), (6304, 768, 3072)],
+    "resnet50-1x1": [(25088, 256, 64), (12544, 512, 256), (3136, 2048, 512), (1568, 512, 2048)],
+    "dlrm": [(2048, 512, 256), (2048, 1024, 480), (16384, 128, 64), (2048, 1, 256)],
+    "square": [(n, n, n) for n in (512, 1024, 2048, 3072, 4096, 8192)],
+}
+
+
+@dataclass
+class Row:
+    """One shape: the vendor's time, ours, and what we used."""
+
+    model: str
+    problem: dict[str, Any]
+    shape_class: str
+    vendor_us: float
+    best_us: float
+    best: str
+    ratio: float
+    kernels: int
+    search_s: float
+    selected: str = ""
+    selected_ratio: float | None = None
+    selection_us: float | None = None
+    autotuners: dict[str, float] = field(default_factory=dict)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--op", choices=("gemm",), default="gemm")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8"), default="bf16")
+    parser.add_argument("--only", default="", help="models whose name contains this")
+    parser.add_argument("--autotuners", action="store_true", help="also torch.compile, ten shapes")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def problems(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
+    """Labelled problems; fp8 ones are those that the vendor has a routine for."""
+    listed = [
+        (model, (m, n, k)) for model, layers in LAYERS.items() for n, k in layers for m in TOKENS
+    ]
+    listed += [(model, shape) for model, shapes in OTHERS.items() for shape in shapes]
+    for model, (m, n, k) in listed:
+        if only in model and not (dtype == "fp8" and (n % 16 or k % 16)):
+            yield model, GemmProblem(m=m, n=n, k=k, dtype=dtype)
+
+
+def shape_class(problem: GemmProblem) -> str:
+    if min(problem.m, problem.n) <= 16:
+        return "skinny"
+    return "large" if problem.flops >= LARGE_FLOPS else "medium"
+
+
+class Contest:
+    """The tensors of one problem, with every contender checked before it is timed."""
+
+    def __init__(self, problem: GemmProblem, arch: Arch) -> None:
+        import torch
+
+        self.torch, self.problem, self.arch = torch, problem, arch
+        p = problem
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}[p.dtype]
+        self.a = torch.randn(p.m, p.k, device="cuda").to(kind)
+        self.b = torch.randn(p.n, p.k, device="cuda").to(kind).t()
+        result = torch.float16 if p.out_dtype == "fp16" else torch.bfloat16
+        self.out = torch.empty(p.m, p.n, device="cuda", dtype=result)
+        self.expected = self.a.float() @ self.b.float()
+        self.one = torch.ones((), device="cuda")
+
+    def vendor(self) -> Any:
+        if self.problem.dtype != "fp8":
+            return self.torch.mm(self.a, self.b, out=self.out)
+        return self.torch._scaled_mm(
+            self.a, self.b, self.one, self.one, out_dtype=self.out.dtype, use_fast_accum=True
+        )
+
+    def ours(self, kernel: Kernel, engine: TritonEngine) -> Callable[[], Any]:
+        """The kernel's launch, once its result has been found right."""
+        plan = engine.plan(kernel, self.problem, self.arch)
+        self.out.fill_(float("nan"))
+        plan.execute([self.a, self.b], self.out)
+        apart = (self.out.float() - self.expected).norm() / self.expected.norm()
+        if not float(apart) <= tolerance(
+            self.problem.dtype, self.problem.out_dtype, self.problem.k
+        ):
+            raise SystemExit(f"{kernel.name} is wrong on {self.problem}: {float(apart):.3g}")
+        return plan.bind([self.a, self.b], self.out)
+
+
+def run(model: str, problem: GemmProblem, pool: list[Kernel], arch: Arch, engine: Any) -> Row:
+    contest = Contest(problem, arch)
+    cache = max(arch.l2_bytes, arch.l3_bytes)
+    screen, final = CudaTimer(SCREEN, cache), CudaTimer(FINAL, cache)
+    start = time.perf_counter()
+    found = []
+    for kernel in pool:
+        if get_op("gemm").why_unusable(kernel, problem, arch) is None:
+            call = contest.ours(kernel, engine)
+            found.append((measure(call, screen, SCREEN).time_us, kernel, call))
+    searched = time.perf_counter() - start
+    leaders = sorted(found, key=lambda entry: entry[0])[:LEADERS]
+    chosen, selection_us = select(problem, arch)
+    calls: list[Callable[[], Any]] = [contest.vendor, *(call for _, _, call in leaders)]
+    if chosen is not None:
+        is_ours = chosen.engine == "triton"
+        calls.append(contest.ours(chosen, engine) if is_ours else contest.vendor)
+    times = [t.time_us for t in measure_in_turn(calls, final, FINAL, lambda _: None)]
+    best = min(range(len(leaders)), key=lambda i: times[1 + i])
+    row = Row(
+        model=model,
+        problem=problem.to_dict(),
+        shape_class=shape_class(problem),
+        vendor_us=times[0],
+        best_us=times[1 + best],
+        best=leaders[best][1].name,
+        ratio=times[0] / times[1 + best],
+        kernels=len(found),
+        search_s=searched,
+    )
+    if chosen is not None:
+        row.selected, row.selection_us = chosen.name, selection_us
+        row.selected_ratio = times[0] / times[-1]
+    return row
+
+
+def select(problem: GemmProblem, arch: Arch) -> tuple[Any, float]:
+    """What the shipped model picks, and how long it takes; (None, 0) without a model."""
+    import tilewise
+
+    try:
+        tilewise.select(problem, arch=arch.name)
+        start = time.perf_counter()
+        choice = tilewise.select(problem, arch=arch.name)
+    except (AttributeError, ImportError, TilewiseError):
+        return None, 0.0
+    return choice.kernel, 1e6 * (time.perf_counter() - start)
+
+
+def compare_autotuners(row: Row, problem: GemmProblem, arch: Arch) -> None:
+    """`torch.compile` with max-autotune: its time, and what tuning took."""
+    import torch
+
+    contest = Contest(problem, arch)
+    tuned = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
+    start = time.perf_counter()
+    tuned(contest.a, contest.b)
+    torch.cuda.synchronize()
+    row.autotuners["max_autotune_tuning_s"] = time.perf_counter() - start
+    timer = CudaTimer(FINAL, max(arch.l2_bytes, arch.l3_bytes))
+    call = measure(lambda: tuned(contest.a, contest.b), timer, FINAL)
+    row.autotuners["max_autotune_us"] = call.time_us
+
+
+def geomean(ratios: list[float]) -> float:
+    return exp(sum(map(log, ratios)) / len(ratios)) if ratios else float("nan")
+
+
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """Geometric means, all together and by class of shape."""
+    groups = {"all": rows}
+    for row in rows:
+        groups.setdefault(row.shape_class, []).append(row)
+    result: dict[str, Any] = {}
+    for name, members in groups.items():
+        ratios = [row.ratio for row in members]
+        picked = [row.selected_ratio for row in members if row.selected_ratio is not None]
+        result[name] = {"count": len(members), "geomean": geomean(ratios), "min": min(ratios)}
+        if picked:
+            result[name] |= {"selected_geomean": geomean(picked), "selected_min": min(picked)}
+    return result
+
+
+def main() -> int:
+    args = arguments()
+    engine = TritonEngine()
+    if reason := engine.why_unavailable():
+        print(f"gpu_vs_vendor: {reason}", file=sys.stderr)
+        return 2
+    arch = detect("gpu")
+    pool = [
+        k
+        for k in load_pool(get_op("gemm"), arch, ["triton"])
+        if k.dtype == args.dtype  # type: ignore[attr-defined]
+    ]
+    listed = list(problems(args.dtype, args.only))
+    why = get_op("gemm").why_unusable
+    pairs = [(k, p) for _, p in listed for k in pool if why(k, p, arch) is None]
+    for failure in engine.compile_ahead(pairs, arch):
+        print(f"does not compile: {failure}", file=sys.stderr)
+    rows = []
+    for at, (model, problem) in enumerate(listed):
+        row = run(model, problem, pool, arch, engine)
+        if args.autotuners and at % max(1, len(listed) // AUTOTUNED) == 0:
+            compare_autotuners(row, problem, arch)
+        rows.append(row)
+        if not args.json:
+            print(
+                f"{model:14} {problem.m:6} x {problem.n:6} x {problem.k:6}  "
+                f"vendor {row.vendor_us:9.1f} us  ours {row.best_us:9.1f} us  "
+                f"{row.ratio:6.3f}  {row.best}",
+                flush=True,
+            )
+    totals = summary(rows)
+    if args.json:
+        facts = {"op": args.op, "dtype": args.dtype, "arch": arch.label}
+        print(json.dumps({**facts, "rows": [asdict(r) for r in rows], "summary": totals}))
+    else:
+        for name, figures in totals.items():
+            print(name, " ".join(f"{k}={v:.3f}" for k, v in figures.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

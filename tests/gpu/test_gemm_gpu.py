@@ -1,0 +1,255 @@
+"""GEMM kernels on a real GPU against float64: sizes, layouts, types, strides, graphs, streams."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import tolerance
+from tilewise.engines.device import detect
+from tilewise.engines.triton import TritonEngine
+from tilewise.errors import TensorError
+from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, why_unusable
+from tilewise.ops.gemm.launch import Epilogue
+from tilewise.ops.gemm.problem import GemmProblem
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU here", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+
+ENGINE = TritonEngine()
+TYPES = {
+    **{"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32},
+    **{"fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int8": torch.int8},
+    "int32": torch.int32,
+}
+
+
+def kernel(family: str, m: int, n: int, k: int, **traits: Any) -> TritonGemmKernel:
+    return TritonGemmKernel(
+        family=family, tile_m=m, tile_n=n, tile_k=k, **{"dtype": "bf16", **traits}
+    )
+
+
+KERNELS = (
+    kernel("pointer", 64, 64, 64),
+    kernel("splitk", 64, 64, 64, split_k=4),
+    kernel("splitk", 64, 32, 64, split_k=2, atomic=True),
+    kernel("streamk", 64, 64, 64, blocks=2),
+    kernel("skinny", 64, 16, 64, split_k=2),
+    kernel("gemv", 4, 1, 512, stages=1, split_k=2),
+    kernel("tma", 128, 64, 64, warps=8),
+    kernel("ws", 128, 256, 64, warps=8, stages=4),
+    kernel("ws", 64, 64, 128, stages=4, split_k=3),
+    kernel("ws", 128, 192, 64, warps=8, stages=4, fill=True),
+    kernel("ws", 64, 16, 128, stages=4, blocks=2, swap=True, fill=True),
+    kernel("duo", 128, 128, 64, stages=4),
+    kernel("pingpong", 64, 64, 64, stages=4),
+)
+SIZES = {
+    "one": (1, 1, 1),
+    "primes": (127, 131, 257),
+    "thin": (3, 1000, 1003),
+    "even": (256, 512, 1024),
+    "ragged": (200, 328, 264),
+    "tall": (2050, 136, 520),
+    "flat": (16, 4104, 2048),
+    "deep": (65, 72, 8200),
+}
+
+
+@cache
+def arch() -> Arch:
+    return detect("gpu")
+
+
+def dense(order: str, shape: tuple[int, ...], kind: str) -> Any:
+    """A random tensor whose last two dimensions lie in memory as `order` says."""
+    stored = shape if order == "r" else (*shape[:-2], shape[-1], shape[-2])
+    if kind == "int8":
+        values = torch.randint(-128, 128, stored, device="cuda", dtype=torch.int8)
+    else:
+        values = torch.randn(stored, device="cuda").to(TYPES[kind])
+    return values if order == "r" else values.transpose(-1, -2)
+
+
+def operands(problem: GemmProblem) -> tuple[Any, Any, Any]:
+    p, batch = problem, (problem.batch,) if problem.batch > 1 else ()
+    a = dense(p.layout[0], (*batch, p.m, p.k), p.dtype)
+    b = dense(p.layout[1], (*batch, p.k, p.n), p.dtype)
+    out = torch.empty((*batch, p.m, p.n), device="cuda", dtype=TYPES[p.out_dtype])
+    return a, b, poison(out)
+
+
+def poison(out: Any) -> Any:
+    return out.fill_(float("nan") if out.is_floating_point() else -(2**30))
+
+
+def error(out: Any, expected: Any) -> float:
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def allowed(problem: GemmProblem) -> float:
+    # Hopper adds fp8 products with 14 bits; what rounding of the result allows covers it.
+    return tolerance(problem.dtype, problem.out_dtype, problem.k)
+
+
+def check(chosen: TritonGemmKernel, problem: GemmProblem, epilogue: Any = None) -> None:
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    plan = ENGINE.plan(chosen, problem, arch(), epilogue=epilogue)
+    plan.execute([a, b], out)
+    expected = a.double() @ b.double()
+    assert error(out, expected) <= allowed(problem)
+    # A second launch meets the workspace as the first one left it.
+    plan.execute([a, b], poison(out))
+    assert error(out, expected) <= allowed(problem)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+def test_sizes(chosen: TritonGemmKernel, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    check(chosen, GemmProblem(m=m, n=n, k=k, dtype="bf16"))
+
+
+@pytest.mark.parametrize("layout", ["rrr", "crr", "ccr"])
+@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+def test_layouts(chosen: TritonGemmKernel, layout: str) -> None:
+    m = 3 if chosen.family == "gemv" else 16 if chosen.family == "skinny" else 72
+    check(chosen, GemmProblem(m=m, n=328, k=264, dtype="bf16", layout=layout))
+
+
+@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+def test_batches(chosen: TritonGemmKernel) -> None:
+    m = 3 if chosen.family == "gemv" else 16
+    check(chosen, GemmProblem(m=m, n=136, k=264, batch=5, dtype="bf16"))
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp8", "bf8", "int8", "tf32", "fp32"])
+@pytest.mark.parametrize("family", ["pointer", "splitk", "streamk", "tma", "ws", "duo"])
+def test_types(family: str, kind: str) -> None:
+    step = 32 if kind in ("tf32", "fp32") else 128
+    traits: dict[str, Any] = {"split_k": 2} if family == "splitk" else {"stages": 3}
+    chosen = kernel(family, 128, 64, step, dtype=kind, **traits)
+    check(chosen, GemmProblem(m=200, n=336, k=528, dtype=kind))
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+def test_bias_and_activation(chosen: TritonGemmKernel, activation: str) -> None:
+    problem = GemmProblem(m=4, n=328, k=520, dtype="bf16")
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    bias = torch.randn(problem.n, device="cuda").to(torch.bfloat16)
+    plan = ENGINE.plan(chosen, problem, arch(), epilogue=Epilogue(bias=True, activation=activation))
+    plan.execute([a, b, bias], out)
+    sums = a.double() @ b.double() + bias.double()
+    functions = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
+    functions |= {"silu": torch.nn.functional.silu, "none": lambda x: x}
+    assert error(out, functions[activation](sums)) <= allowed(problem)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_scaled_fp8(scaling: str, swap: bool) -> None:
+    chosen = kernel("ws", 64, 64, 128, dtype="fp8", stages=4, swap=swap)
+    problem = GemmProblem(m=100, n=336, k=528, dtype="fp8")
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    sizes = (problem.m, problem.n) if scaling == "row" else (1, 1)
+    left, right = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
+    plan = ENGINE.plan(chosen, problem, arch(), epilogue=Epilogue(scaling=scaling))
+    plan.execute([a, b, left, right], out)
+    expected = (a.double() @ b.double()) * left.double()[:, None] * right.double()[None, :]
+    assert error(out, expected) <= allowed(problem)
+
+
+def test_any_stride_and_alignment() -> None:
+    problem = GemmProblem(m=70, n=90, k=110, dtype="bf16")
+    a = torch.randn(80, 300, device="cuda").bfloat16()[3:73, 1:221:2]
+    b = torch.randn(200, 110, device="cuda").bfloat16().t()[:, 5:95]
+    out = poison(torch.empty(70, 95, device="cuda", dtype=torch.bfloat16))[:, 1:91]
+    plan = ENGINE.plan(KERNELS[0], problem, arch())
+    plan.execute([a, b], out)
+    assert error(out, a.double() @ b.double()) <= allowed(problem)
+
+
+def test_tma_refuses_what_it_cannot_address() -> None:
+    problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
+    chosen = KERNELS[7]
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    plan = ENGINE.plan(chosen, problem, arch())
+    shifted = torch.randn(64 * 64 + 1, device="cuda").bfloat16()[1:].view(64, 64)
+    with pytest.raises(TensorError, match="16 bytes"):
+        plan.execute([shifted, b], out)
+    plan.execute([a, b], out)
+    assert error(out, a.double() @ b.double()) <= allowed(problem)
+
+
+@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+def test_graphs_replay(chosen: TritonGemmKernel) -> None:
+    problem = GemmProblem(m=4, n=520, k=2048, dtype="bf16")
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    plan = ENGINE.plan(chosen, problem, arch())
+    plan.execute([a, b], out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan.execute([a, b], out)
+    for _ in range(3):
+        a.copy_(torch.randn_like(a))
+        poison(out)
+        graph.replay()
+        assert error(out, a.double() @ b.double()) <= allowed(problem)
+
+
+@pytest.mark.parametrize(
+    "chosen", [k for k in KERNELS if k.is_deterministic], ids=lambda k: k.name[12:]
+)
+def test_equal_inputs_give_equal_bits(chosen: TritonGemmKernel) -> None:
+    problem = GemmProblem(m=4, n=1032, k=4096, dtype="bf16")
+    if reason := why_unusable(chosen, problem, arch()):
+        pytest.skip(reason)
+    a, b, out = operands(problem)
+    plan = ENGINE.plan(chosen, problem, arch())
+    plan.execute([a, b], out)
+    first = out.clone()
+    for _ in range(20):
+        plan.execute([a, b], poison(out))
+        assert torch.equal(out, first)
+
+
+def test_streams_do_not_share_a_workspace() -> None:
+    problem = GemmProblem(m=64, n=64, k=8192, dtype="bf16")
+    plan = ENGINE.plan(KERNELS[1], problem, arch())
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    sets = [operands(problem) for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for stream, (a, b, out) in zip(streams, sets, strict=True):
+            with torch.cuda.stream(stream):
+                plan.execute([a, b], out)
+    torch.cuda.synchronize()
+    for a, b, out in sets:
+        assert error(out, a.double() @ b.double()) <= allowed(problem)
+
+
+def test_the_tolerance_catches_a_lost_step() -> None:
+    problem = GemmProblem(m=64, n=64, k=1024, dtype="bf16")
+    a, b, out = operands(problem)
+    ENGINE.plan(KERNELS[0], problem, arch()).execute([a, b], out)
+    lost = a.double()[:, :-16] @ b.double()[:-16]
+    assert error(out, lost) > allowed(problem)
