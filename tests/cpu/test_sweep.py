@@ -257,6 +257,16 @@ def test_the_vendor_is_measured_like_any_other(problem: Any) -> None:
     assert outcome.timing.time_us > 0
 
 
+def test_a_sweep_without_legal_kernels_says_why(tape: Path, tmp_path: Path) -> None:
+    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
+    with pytest.raises(InputError, match="none of the 2 kernels can serve .* too round .2 kernels"):
+        sweep(
+            *(tmp_path, recording.problems(1), recording.kernels(2)),
+            *(LocalExecutor(config), recording.POLICY),
+            why_unusable=lambda kernel, problem, arch: "it is too round",
+        )
+
+
 def test_inputs_are_random_seeded_and_never_zero() -> None:
     for dtype in ("fp32", "int8"):
         values = random_values((200, 300), dtype, seed=5)

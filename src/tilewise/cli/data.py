@@ -54,26 +54,19 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
     counts = ", ".join(f"{n:,} {status}" for status, n in found.by_status.items() if n)
     out.print(
         f"{found.rows:,} measurements ({counts}), {found.attempts:,} attempts in "
-        f"{found.shards} shards, {found.bytes / 1e6:.1f} MB",
+        f"{found.shards} shards, {found.bytes / 1e3:,.0f} kB",
         highlight=False,
     )
-    table(
-        str(store),
-        [
-            *("op", "dtype", "device", "policy", "problems", "kernels", "rows", "ok"),
-            *("winners", "vendor wins", "best TFLOPS", "noise %"),
-        ],
-        [
-            [
-                *(s.op, s.dtype, s.device, s.policy_key[:8], s.problems, s.kernels, s.rows, s.ok),
-                s.winners,
-                "" if s.vendor_wins is None else f"{s.vendor_wins:.0%}",
-                s.best_tflops,
-                100 * s.noise,
-            ]
-            for s in found.slices
-        ],
-    )
+    for s in found.slices:
+        vendor = "" if s.vendor_wins is None else f", the vendor on {s.vendor_wins:.0%} of problems"
+        moved = "" if s.leaders_moved is None else f", leaders moved {s.leaders_moved:.1%}"
+        out.print(f"\n{s.op} {s.dtype} on {s.device}, policy {s.policy_key[:8]}", highlight=False)
+        out.print(
+            f"  {s.problems:,} problems x {s.kernels:,} kernels: {s.rows:,} rows, {s.ok:,} ok\n"
+            f"  fastest: {s.winners:,} kernels somewhere{vendor}; best {s.best_tflops:.4g} TFLOPS\n"
+            f"  noise: {s.noise:.1%} median spread{moved}",
+            highlight=False,
+        )
     return None
 
 

@@ -65,6 +65,9 @@ class VendorPlan(Plan):
         module = import_module(f"tilewise.ops.{get_op(kernel.op).folder.name}.vendor")
         self._bind = getattr(module, f"bind_{kernel.library}")
 
+    def prepare(self, operands: Sequence[Any], out: Any) -> None:
+        self.bind(operands, out)  # imports the library, which takes PyTorch seconds
+
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         result = self.bind(operands, out)()
         target = self._native(out)

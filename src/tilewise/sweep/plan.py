@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -109,6 +110,16 @@ class SweepPlan:
             ),
             {at: r.attempts for at, r in records.items() if r is not None},
             len(wanted) - len(todo),
+        )
+
+    def why_empty(self) -> str:
+        """What to say where no kernel can serve any problem."""
+        problem = self.problems[0]
+        reasons = Counter(self.why_unusable(k, problem, self.arch) for k in self.kernels)
+        shown = "; ".join(f"{why} ({count} kernels)" for why, count in reasons.most_common(3))
+        return (
+            f"none of the {len(self.kernels)} kernels can serve any of the {len(self.problems)} "
+            f"problems on {self.arch.label}; for the first: {shown}"
         )
 
     def _is_wanted(self, record: Record | None) -> bool:

@@ -14,6 +14,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
+from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable
 from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.known import Known
@@ -124,6 +125,8 @@ class _Run:
 
     def go(self, executor: Executor) -> Summary:
         total = self._survey()
+        if not total + self.summary.known + self.summary.skipped:
+            raise InputError(self.plan.why_empty())
         arch = self.plan.arch
         self.emit(
             {
