@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ comp
 
 ARCH = detect("cpu")
 KERNELS_PER_TEST = 12
-GUARD = 64
+GUARD = 4096
 POISON = 0xA5
 TORCH = {
     "fp32": torch.float32,
@@ -305,7 +305,7 @@ def test_integers_are_exact_at_their_limits() -> None:
 def test_a_sabotaged_kernel_is_caught(
     header: str, honest: str, broken: str, tmp_path: Path
 ) -> None:
-    kernel = sample(op="conv_fwd", family="direct", layout="nchw", dtype="fp32")
+    kernel = sample(op="conv_fwd", family="direct", layout="nhwc", dtype="fp32")
     shutil.copytree(get_op(kernel.op).folder / "include", tmp_path / "include")
     text = (tmp_path / "include" / header).read_text()
     assert text.count(honest) == 1

@@ -284,7 +284,7 @@ struct Gather {
   void tile(Walk& walk, const Block& b, const Worker& w, int64_t panel, int64_t channels, int64_t step, int64_t steps,
             float* sums) const {
     float* rows[kMr];
-    alignas(64) float local[kTile];
+    alignas(64) float local[kTile + kLanes];  // stores of the last row's end read a whole vector
     const bool is_last = step + 1 == steps;
     if constexpr (kExact) {
       for (int m = 0; m < kMr; ++m) rows[m] = local + m * kNr;
