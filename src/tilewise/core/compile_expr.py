@@ -133,7 +133,7 @@ def _numpy(node: ast.expr, values: Mapping[str, Array], words: Categories) -> An
         return _numpy(child, values, words)
 
     match node:
-        case ast.Constant(value=value) if not isinstance(value, str):
+        case ast.Constant(value=int() | float() as value):
             return np.float64(value)
         case ast.Name(id=name):
             return values[name]
@@ -153,9 +153,9 @@ def _numpy(node: ast.expr, values: Mapping[str, Array], words: Categories) -> An
         case ast.BinOp(left=left, op=op, right=right):
             return _numpy_binary(op, rest(left), rest(right))
         case ast.Compare():
-            parts = [_numpy_test(*test, values, words) for test in _tests(node)]
-            result = parts[0]
-            for other in parts[1:]:
+            tests = [_numpy_test(*test, values, words) for test in _tests(node)]
+            result = tests[0]
+            for other in tests[1:]:
                 result = np.logical_and(result, other)
             return result * 1.0
         case ast.Call(func=ast.Name(id="min" | "max" as name), args=arguments):
@@ -230,7 +230,7 @@ def _c(node: ast.expr, names: Mapping[str, str], words: Categories) -> str:
         return _c(child, names, words)
 
     match node:
-        case ast.Constant(value=value) if not isinstance(value, str):
+        case ast.Constant(value=int() | float() as value):
             return repr(float(value))
         case ast.Name(id=name):
             return names[name]
@@ -289,11 +289,11 @@ def _elements(node: ast.expr) -> list[ast.expr]:
 def _operand(constant: ast.expr, field: ast.expr, words: Categories) -> float:
     """What a constant is compared as; a word the field never has equals nothing."""
     assert isinstance(constant, ast.Constant)
-    if not isinstance(constant.value, str):
+    if isinstance(constant.value, int | float):
         return float(constant.value)
     if not isinstance(field, ast.Name):
         raise _unsupported(field)
-    return encode(constant.value, words.get(field.id, ())) or -1.0
+    return encode(str(constant.value), words.get(field.id, ())) or -1.0
 
 
 def _unsupported(node: ast.expr) -> ExpressionError:

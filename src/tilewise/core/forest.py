@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -64,7 +65,7 @@ class Forest:
         rows = np.arange(len(matrix))
         for tree in range(self.num_trees):
             total += self.leaf[self.leaf_start[tree] + self._leaves(tree, bins, rows)]
-        return total * self.scale + self.offset
+        return total.astype(np.float64) * self.scale + self.offset
 
     def _leaves(
         self, tree: int, bins: NDArray[np.uint8], rows: NDArray[np.int64]
@@ -194,9 +195,7 @@ def from_lightgbm(text: str, names: Sequence[str]) -> Forest:
 def _quantised(leaves: Sequence[float], starts: Sequence[int]) -> tuple[Ints, float]:
     """Leaves as integers whose sum over all trees cannot overflow, and their power-of-two unit."""
     values = np.array(leaves, np.float64)
-    largest = sum(
-        float(np.abs(values[a:b]).max()) for a, b in zip(starts, starts[1:], strict=False)
-    )
+    largest = sum(float(np.abs(values[a:b]).max()) for a, b in pairwise(starts))
     bits = 0 if largest <= 0 else int(np.floor(np.log2((_INT_LIMIT - len(starts)) / largest)))
     return np.rint(np.ldexp(values, bits)).astype(np.int32), float(2.0**-bits)
 

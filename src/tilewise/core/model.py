@@ -173,7 +173,7 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     files["metrics.json"] = _json(dict(model.metrics))
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    others = [p for p in sorted(folder.glob("*.parquet"))]
+    others = sorted(folder.glob("*.parquet"))
     seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}
     manifest = {

@@ -62,7 +62,7 @@ def _tile(kernel: object) -> tuple[int, ...]:
 
 def _factors(terms: Array, time_us: Array) -> tuple[float, ...]:
     """Non-negative factors of least absolute relative error, by reweighted least squares."""
-    from scipy.optimize import nnls
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     relative = terms / time_us[:, None]
     size = np.maximum(relative.max(axis=0), 1e-30)
@@ -83,9 +83,7 @@ def kernel_factors(data: Dataset, calibration: Calibration) -> dict[str, Array]:
     return {f"k_factor_{t}": table[:, i] for i, t in enumerate(TERMS)}
 
 
-def calibrated_us(
-    data: Dataset, features: FeatureSet, calibration: Calibration
-) -> Array:
+def calibrated_us(data: Dataset, features: FeatureSet, calibration: Calibration) -> Array:
     """The calibrated time of every row."""
     rows = data.rows(features, kernel_factors(data, calibration))
     return features.evaluate(rows, ["calibrated_us"])["calibrated_us"]

@@ -157,9 +157,7 @@ def from_stores(
 
 
 def _build(rows: list[dict[str, Any]], op: str, arch: Arch | None, dtype: str) -> Dataset:
-    rows = [
-        r for r in rows if (not op or r["op"] == op) and (not dtype or r["dtype"] == dtype)
-    ]
+    rows = [r for r in rows if (not op or r["op"] == op) and (not dtype or r["dtype"] == dtype)]
     if arch is not None:
         rows = [r for r in rows if r["arch"] == arch.name]
     if not rows:

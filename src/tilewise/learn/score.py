@@ -38,9 +38,10 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
     order = chosen_rows[
         np.lexsort((chosen_rows, -score[chosen_rows], data.problem_index[chosen_rows]))
     ]
-    starts = np.flatnonzero(np.r_[True, np.diff(data.problem_index[order]) != 0]) if len(order) else []
+    is_first = np.r_[True, np.diff(data.problem_index[order]) != 0][: len(order)]
+    starts: list[int] = np.flatnonzero(is_first).tolist()
     found: list[tuple[int, float, int, int, int, float]] = []
-    for start, stop in zip(starts, [*list(starts[1:]), len(order)], strict=True):
+    for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
         ranked = order[start:stop]
         time = data.time_us[ranked]
         if not np.isfinite(time).any():
@@ -173,9 +174,9 @@ _SLICES: dict[str, Callable[[Any, Any, Mapping[str, Any]], str]] = {
     "layout": lambda p, k, _: p.layout,
     "dtype": lambda p, k, _: p.dtype,
     "filter": lambda p, k, _: f"{p.z}x{p.y}x{p.x}" if hasattr(p, "taps") else "-",
-    "stride": lambda p, k, _: str(max(p.stride_d, p.stride_h, p.stride_w))
-    if hasattr(p, "taps")
-    else "-",
+    "stride": lambda p, k, _: (
+        str(max(p.stride_d, p.stride_h, p.stride_w)) if hasattr(p, "taps") else "-"
+    ),
     "engine": lambda p, k, _: k.engine,
     "pipeline": lambda p, k, _: str(getattr(k, "pipeline", getattr(k, "family", "-"))),
     "network": lambda p, k, labels: str(labels.get("network", "-")),

@@ -1,4 +1,4 @@
-"""Problems into folds: a problem is wholly in one, by its complete key, never by chance of order."""
+"""Problems into folds: a problem is wholly in one, by its complete key, whatever the order."""
 
 from __future__ import annotations
 

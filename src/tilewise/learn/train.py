@@ -17,7 +17,7 @@ from tilewise.core.identity import canonical_json
 from tilewise.core.model import Measured, Model, load_model, save_model
 from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import Dataset
-from tilewise.learn.fit import Fitted, Params, Trainer
+from tilewise.learn.fit import Fitted, Params, Trainer, lightgbm_names
 from tilewise.learn.score import errors, judge, noise_ceiling, slices, summary, worst
 from tilewise.learn.split import folds
 
@@ -130,7 +130,10 @@ def train(
     progress("final model")
     fitted = mined(trainer, everything, params, init_text)
     level, level_text = trainer.level(fitted, everything, params)
-    forests, texts = {"rank": fitted.forest, "level": level}, {"rank": fitted.text, "level": level_text}
+    forests, texts = (
+        {"rank": fitted.forest, "level": level},
+        {"rank": fitted.text, "level": level_text},
+    )
     for target in params.targets:
         progress(f"target {target}")
         forests[target], texts[target] = trainer.absolute(target, everything, params)
@@ -284,9 +287,7 @@ def _warm_text(folder: Path, trainer: Trainer) -> str:
     """The forest to continue from, after checking that it speaks of the same features."""
     old = load_model(folder)
     text = (folder / "rank.txt").read_text()
-    line = next(t for t in text.splitlines() if t.startswith("feature_names="))
-    before = tuple(line.removeprefix("feature_names=").split())
-    check_schema(before, trainer.names, old.features, trainer.features)
+    check_schema(lightgbm_names(text), trainer.names, old.features, trainer.features)
     if (old.op, old.arch) != (trainer.data.op, trainer.data.arch.name):
         raise InputError(
             f"{folder} is for {old.op} on {old.arch}; the data is {trainer.data.op} on "
@@ -298,29 +299,23 @@ def _warm_text(folder: Path, trainer: Trainer) -> str:
 def check_schema(
     before: tuple[str, ...], now: tuple[str, ...], old: FeatureSet, new: FeatureSet
 ) -> None:
-    """Raises, naming every difference, unless features have equal names, order and meaning."""
-    added, removed = [n for n in now if n not in before], [n for n in before if n not in now]
+    """Raises, naming every difference, unless the old features exist with the same meaning."""
+    removed = [n for n in before if n not in now]
     changed = [
         n
         for n in (*old.features, *old.helpers)
-        if n in new.expressions
-        and old.expressions[n].source != new.expressions[n].source
+        if n in new.expressions and old.expressions[n].source != new.expressions[n].source
     ]
     words = [f.name for f in old.fields if f.words and new.words.get(f.name, f.words) != f.words]
     problems = []
     for what, names in (
-        ("added", added),
-        ("removed", removed),
+        ("no longer there", removed),
         ("redefined", changed),
         ("with other words", words),
     ):
         if names:
             problems.append(f"{what}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}")
-    if not problems and before != now:
-        problems.append("in another order")
     if problems:
         raise ModelError(
             "a warm start needs the same features; they differ, " + "; ".join(problems)
         )
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -31,7 +31,7 @@ ARCH_FIGURES = (
 PEAKS = tuple(name for name in DTYPES if name != "int32")
 
 
-def problem_fields(kind: type[Problem], words: dict[str, Sequence[str]]) -> tuple[Field, ...]:
+def problem_fields(kind: type[Problem], words: Mapping[str, Sequence[str]]) -> tuple[Field, ...]:
     """One field per field of the problem; `words` lists the values of those that are text."""
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all kinds are dataclasses
     return tuple(Field(name=f"p_{name}", words=tuple(words.get(name, ()))) for name in names)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from tilewise.core.features import Field
 
 DTYPE_HELPERS = {
-    "element_bytes": '4 if p_dtype in ["fp32", "tf32"] else 2 if p_dtype in ["fp16", "bf16"] else 1',
+    "element_bytes": '4 if p_dtype in ["fp32", "tf32"] else '
+    '2 if p_dtype in ["fp16", "bf16"] else 1',
     "out_bytes": '2 if p_out_dtype in ["fp16", "bf16"] else 4',
     "peak_tflops": 'a_peak_fp32 if p_dtype == "fp32" else a_peak_tf32 if p_dtype == "tf32" else '
     'a_peak_fp16 if p_dtype == "fp16" else a_peak_bf16 if p_dtype == "bf16" else '

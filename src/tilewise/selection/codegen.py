@@ -11,6 +11,8 @@ from tilewise.core.model import Model
 
 BLOCK = 64
 """Kernels that are scored together."""
+SERVED = ("rank", "valid", "level")
+"""Forests that selection needs; absolute targets are predicted on request, in NumPy."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Layout:
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """Every name that some forest, the calibrated time or the distance needs."""
-        wanted = [n for f in self.model.forests.values() for n in f.features]
+        forests = [f for name, f in self.model.forests.items() if name in SERVED]
+        wanted = [n for f in forests for n in f.features]
         wanted += [*self.model.measured.axes, *(["calibrated_us"] if self.model.has_base else [])]
         return tuple(dict.fromkeys(wanted))
 
@@ -60,9 +63,7 @@ class Layout:
 
     @cached_property
     def _used_by_mixed(self) -> set[str]:
-        return {
-            used for n in self._in_scope(MIXED) for used in self.features.expressions[n].fields
-        }
+        return {used for n in self._in_scope(MIXED) for used in self.features.expressions[n].fields}
 
     @cached_property
     def kernel_values(self) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class Layout:
             f"  (void)p; (void)a; (void)v;\n{body}\n}}\n"
         )
 
-    def mixed_source(self) -> str:
+    def mixed_source(self, block: int = BLOCK) -> str:
         """`tw_mixed`: values of the problem and of a block of kernels in, feature rows out."""
         words = self.features.words
         place = {n: i for i, n in enumerate(self.problem_values)}
@@ -117,8 +118,8 @@ class Layout:
             inside.append(f"    const double x_{name} = {source};")
             names[name] = f"x_{name}"
             if name in outputs:
-                inside.append(f"    out[{outputs[name]} * {BLOCK} + i] = x_{name};")
-        lines = "\n".join([*outside, f"  for (i = 0; i < {BLOCK}; ++i) {{", *inside, "  }"])
+                inside.append(f"    out[{outputs[name]} * {block} + i] = x_{name};")
+        lines = "\n".join([*outside, f"  for (i = 0; i < {block}; ++i) {{", *inside, "  }"])
         return (
             "static void tw_mixed(const double *TW_RESTRICT v, const double *TW_RESTRICT k,\n"
             "                     long stride, double *TW_RESTRICT out) {\n"

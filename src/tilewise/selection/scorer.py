@@ -337,7 +337,10 @@ def _packer(layout: Layout, model: Model) -> Callable[[Problem, Any], None]:
         values = numbers(problem)[:split] if numbers else ()
         if texts:
             write(
-                out, 0, *values, *[code(w, 0.0) for code, w in zip(codes, texts(problem))]  # noqa: B905
+                out,
+                0,
+                *values,
+                *[code(w, 0.0) for code, w in zip(codes, texts(problem))],  # noqa: B905
             )
         else:
             write(out, 0, *values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.compile_expr import C_PRELUDE
-from tilewise.selection.codegen import BLOCK, Layout
+from tilewise.selection.codegen import BLOCK, SERVED, Layout
 
 _HEAD = """\
 #include <algorithm>
@@ -327,7 +327,7 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
 
 def scorer_source(layout: Layout) -> str:
     """The whole translation unit of a model."""
-    rows = max((len(f.features) for f in layout.model.forests.values()), default=1)
+    rows = max((len(f.features) for n, f in layout.model.forests.items() if n in SERVED), default=1)
     head = _HEAD % {
         "block": BLOCK,
         "values": len(layout.problem_values),

@@ -21,7 +21,7 @@ from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.selection.choice import Ranked
-from tilewise.selection.scorer import Scorer, Scores, make_scorer
+from tilewise.selection.scorer import CompiledScorer, Scorer, Scores, make_scorer, pool_rows
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -113,11 +113,10 @@ class Selector:
         """Places in the pool, fastest first."""
         with self._lock:
             scorer = self.scorer
-            if hasattr(scorer, "rank"):
+            if isinstance(scorer, CompiledScorer):
                 scorer.rank(problem)
-                return scorer.order[: scorer.count].tolist()  # type: ignore[no-any-return]
-            order: list[int] = scorer(problem).order.tolist()
-            return order
+                return list(scorer.order[: scorer.count].tolist())
+            return list(scorer(problem).order.tolist())
 
     def ranking(self, problem: Problem) -> list[Kernel]:
         """The pool, fastest first, whether or not each kernel can serve the problem."""
@@ -170,8 +169,6 @@ class Selector:
 
     def coordinates(self, problem: Problem) -> Array:
         """Where a problem lies among the measured ones."""
-        from tilewise.selection.scorer import pool_rows
-
         rows = pool_rows(self.model, self.kernels[:1], self.arch, problem)
         found = self.model.features.evaluate(rows, self.model.measured.axes)
         return np.array([found[a][0] for a in self.model.measured.axes])
@@ -229,8 +226,7 @@ class ModelRanker:
         times = np.exp2(found.level - score[order]).tolist()
         flops = problem.flops * 1e-6
         return [
-            Ranked(kernels[i], us, flops / us)
-            for i, us in zip(order.tolist(), times, strict=True)
+            Ranked(kernels[i], us, flops / us) for i, us in zip(order.tolist(), times, strict=True)
         ]
 
     def _selector(self, arch: Arch, kernels: Sequence[Kernel]) -> Selector:

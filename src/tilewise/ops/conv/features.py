@@ -34,9 +34,7 @@ _FWD, _DATA = 'p_direction == "fwd"', 'p_direction == "bwd_data"'
 _HELPERS = {
     **DTYPE_HELPERS,
     **{f"reach_{d}": f"(p_{f} - 1) * p_dilation_{d} + 1" for d, f in _DIMS},
-    **{
-        f"out_{d}": f"(p_{d} + 2 * p_pad_{d} - reach_{d}) // p_stride_{d} + 1" for d, _ in _DIMS
-    },
+    **{f"out_{d}": f"(p_{d} + 2 * p_pad_{d} - reach_{d}) // p_stride_{d} + 1" for d, _ in _DIMS},
     # Of a strided filter only every so many taps reach a given input pixel.
     **{
         f"taps_{d}": f"ceil_div(p_{f}, p_stride_{d} // gcd(p_stride_{d}, p_dilation_{d}))"
@@ -77,7 +75,11 @@ _HELPERS = {
 }
 
 _PROBLEM_FEATURES = {
-    **{f.name.removeprefix("p_"): f.name for f in _PROBLEM if f.name.removeprefix("p_") not in _WORDS},
+    **{
+        f.name.removeprefix("p_"): f.name
+        for f in _PROBLEM
+        if f.name.removeprefix("p_") not in _WORDS
+    },
     "out_depth": "out_d",
     "out_height": "out_h",
     "out_width": "out_w",
