@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -19,7 +20,8 @@ from tilewise.cli.kernels import ConfigOption, pick
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import parse_policy
-from tilewise.errors import InputError
+from tilewise.errors import ExpressionError, InputError
+from tilewise.ops.builder import filter_kernels
 from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
@@ -152,10 +154,20 @@ def recorded_kernels(replay: Path, op: str) -> list[Kernel]:
 def with_vendor(
     kernels: list[Kernel], op: str, engines: list[str], expression: str | None
 ) -> list[Kernel]:
-    """The vendor's kernel is measured like any other, unless a filter says otherwise."""
-    if "vendor" not in engines or expression or any(k.engine == "vendor" for k in kernels):
+    """The kernels and the vendor's, which is measured like any other.
+
+    A filter on tiles would leave the vendor out, which has none; it stays unless the filter is
+    about engines, or `--engines` does not name it.
+    """
+    if "vendor" not in engines or any(k.engine == "vendor" for k in kernels):
         return kernels
-    return [*kernels, *(VendorKernel(op_name=op, library=library) for library in LIBRARIES)]
+    vendors: list[Kernel] = [VendorKernel(op_name=op, library=library) for library in LIBRARIES]
+    if expression and re.search(r"\bengine\b", expression):
+        try:
+            vendors = filter_kernels(vendors, expression)
+        except ExpressionError:  # it names fields that the vendor does not have
+            vendors = []
+    return [*kernels, *vendors]
 
 
 def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Executor:

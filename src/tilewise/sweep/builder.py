@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewise.errors import ExecutionError
 from tilewise.sweep.process import WorkerGoneError, WorkerProcess
+from tilewise.sweep.supervisor import WAIT_S
 
 BUILD_S = 600.0
 """For one kernel; the compiler's own limit comes first."""
@@ -115,9 +116,10 @@ class Builder:
         keys = list(order)
         items = [{"id": at, "kernel": order[key]} for at, key in enumerate(keys)]
         self._process.send({"do": "build", "arch": self._arch, "items": items, "jobs": self._jobs})
+        allowed = BUILD_S
         while True:
             try:
-                answer = self._process.receive(time.monotonic() + BUILD_S)
+                answer = self._process.receive(time.monotonic() + allowed)
             except TimeoutError:
                 words = f"no kernel finished compiling in {BUILD_S:.0f} s"
                 self._process.kill()
@@ -125,9 +127,12 @@ class Builder:
             except WorkerGoneError:
                 words = self._process.ending()[1]
                 break
-            if answer.pop("event") == "end":
+            event = answer.pop("event")
+            allowed = WAIT_S if event == "waiting" else BUILD_S
+            if event == "end":
                 return
-            self._keep(keys[answer.pop("id")], answer)
+            if event == "built":
+                self._keep(keys[answer.pop("id")], answer)
         self._process = None
         if is_alone and not self._is_closed:
             self._keep(keys[0], {"status": "compile_error", "message": words})

@@ -17,6 +17,8 @@ Result = dict[str, Any]
 
 MOST_STARTS = 3
 """Workers that die one after another before touching a kernel mean that none will live."""
+WAIT_S = 86_400.0
+"""Another sweep may hold the device for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,7 @@ class Supervisor:
             event = phase = answer.pop("event")
             if event == "end":
                 return
-            allowed = self._limits.timeout_s if event == "launch" else self._limits.prepare_s
-            deadline = time.monotonic() + allowed
+            deadline = time.monotonic() + self._allowed(event)
             current = answer["id"] if event != "result" else None
             worker.items_run += event == "prepare"
             if event != "result":
@@ -131,10 +132,15 @@ class Supervisor:
             if is_poisoned:
                 return
 
+    def _allowed(self, phase: str) -> float:
+        """Seconds until the next answer is due."""
+        others = {"launch": self._limits.timeout_s, "waiting": WAIT_S}
+        return others.get(phase, self._limits.prepare_s)
+
     def _lost(self, worker: WorkerProcess, phase: str, is_late: bool) -> tuple[str, str]:
         """What to say about a worker that hangs or is gone; it is discarded."""
         if is_late:
-            allowed = self._limits.timeout_s if phase == "launch" else self._limits.prepare_s
+            allowed = self._allowed(phase)
             doing = "running" if phase == "launch" else "preparing"
             status = "timeout"
             message = f"still {doing} after {allowed:g} s; the worker was killed"

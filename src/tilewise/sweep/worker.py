@@ -110,7 +110,7 @@ class Worker:
         self.say("ready", **info.to_dict())
 
     @contextmanager
-    def device(self) -> Iterator[Callable[[], None]]:
+    def device(self, first: int) -> Iterator[Callable[[], None]]:
         """Gives a function that waits for the device; it is this process's to the end."""
         if self.config.get("replay"):
             yield lambda: None
@@ -119,8 +119,16 @@ class Worker:
             path = lock_path(self._kind)
             self._device_lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         descriptor = self._device_lock
+
+        def acquire() -> None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.say("waiting", id=first)  # for another sweep: not to be taken for a hang
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+
         try:
-            yield lambda: fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield acquire
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -131,7 +139,7 @@ class Worker:
         for item in order["items"]:
             self.say("prepare", id=item["id"])
             began = 0.0
-            with self.device() as acquire:
+            with self.device(item["id"]) as acquire:
 
                 def launched(acquire: Callable[[], None] = acquire, item: Item = item) -> None:
                     nonlocal began
@@ -153,7 +161,7 @@ class Worker:
         for item in items:
             self.say("prepare", id=item["id"])
         began = time.perf_counter()
-        with self.device() as acquire:
+        with self.device(items[0]["id"]) as acquire:
 
             def launched(index: int) -> None:
                 nonlocal at, began
@@ -183,7 +191,7 @@ class Worker:
         by_engine: dict[str, list[Item]] = {}
         for item in order["items"]:
             by_engine.setdefault(item["kernel"]["engine"], []).append(item)
-        with self.device() as acquire:
+        with self.device(order["items"][0]["id"]) as acquire:
             if arch.kind == "cpu":
                 acquire()
             for name, items in by_engine.items():
