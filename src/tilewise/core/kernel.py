@@ -128,9 +128,8 @@ class Kernel(ABC):
         """Identity on disk."""
         return digest({"kernel": self.to_dict()})
 
-    @property
-    def alignment(self) -> tuple[int, ...]:
-        """Multiples that the op's sizes must be of (m, n, k of a GEMM); empty where any will do."""
+    def alignment(self, problem: Any) -> tuple[int, ...]:
+        """Multiples that the sizes (m, n, k of a GEMM) must be of; empty where any will do."""
         return ()
 
     @property

@@ -16,9 +16,10 @@ from tilewise.ops.contract import Op
 
 def aligned(op: Op, kernel: Kernel, problem: Problem) -> Problem:
     """What `kernel` has to compute to serve `problem`: itself, or a larger one."""
-    if not kernel.alignment or op.padded is None:
+    alignment = kernel.alignment(problem)
+    if not alignment or op.padded is None:
         return problem
-    return op.padded(problem, kernel.alignment)
+    return op.padded(problem, alignment)
 
 
 def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
