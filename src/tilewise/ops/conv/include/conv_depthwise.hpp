@@ -196,6 +196,7 @@ struct DepthwiseRows {
 
   void read_filter(float* weight, const In* filter, const View& v, bool square) const {
     if (square) {
+      filter += v.axis[0].index[0] * roles.w_s[0];
       // Backward, taps run against the pixels.
       for (int t = 0; t < kTaps * kTaps; ++t) weight[kBackward ? kTaps * kTaps - 1 - t : t] = lane_of(filter[t]);
       return;

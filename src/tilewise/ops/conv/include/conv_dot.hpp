@@ -142,13 +142,27 @@ struct DotWeight {
   }
 
   void finish(const float* from, int64_t group, int64_t c0, int64_t c1) const {
-    const int64_t padded = padded_taps();
-    for (int64_t m = 0; m < k; ++m)
-      for (int64_t i = c0; i < c1; ++i) {
-        const float* sum = from + (m * c + i) * padded * kLanes;
-        Out* to = static_cast<Out*>(args->w) + (group * k + m) * args->w_k + i * args->w_c;
-        for (int64_t t = 0; t < view.taps; ++t) to[t] = from_accumulator<Out>(sum_lanes(load_as<Vec<Sum>>(sum + t * kLanes)));
+    const int64_t padded = padded_taps(), total = (c1 - c0) * padded;
+    for (int64_t m = 0; m < k; ++m) {
+      Out* to = static_cast<Out*>(args->w) + (group * k + m) * args->w_k + c0 * args->w_c;
+      int64_t tap = 0;
+      for (int64_t i = 0; i < total; i += kLanes) {
+        // A transposed square has the lanes of its rows in columns, so adding rows adds lanes.
+        const int64_t count = min_of(kLanes, total - i);
+        Vec<Sum> square[kLanes];
+        for (int64_t j = 0; j < kLanes; ++j)
+          square[j] = j < count ? load_as<Vec<Sum>>(from + ((m * c + c0) * padded + i + j) * kLanes) : Vec<Sum>{};
+        transpose(square);
+        Sum part[kLanes];
+        for (int width = kLanes / 2; width > 0; width /= 2)
+          for (int j = 0; j < width; ++j) square[j] += square[j + width];
+        store_as(part, square[0]);
+        for (int64_t j = 0; j < count; ++j) {
+          if (tap < view.taps) *to++ = from_accumulator<Out>(part[j]);
+          if (++tap == padded) tap = 0;
+        }
       }
+    }
   }
 
   void zero() const {
