@@ -1,0 +1,266 @@
+"""Launches of the kernels that copy tiles with Hopper's tensor memory accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
+from tilewise.errors import TensorError
+from tilewise.ops.gemm.arguments import (
+    Arguments,
+    C,
+    Epilogue,
+    Strides,
+    View,
+    accumulation,
+    give_result,
+    give_workspace,
+    source,
+    tile_constants,
+)
+from tilewise.ops.gemm.kernels.gpu import TWO_GROUP_FAMILIES, TritonGemmKernel, staging
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer
+
+FEWEST_STEPS = 2
+"""A slice of the reduction shorter than this costs more than it saves."""
+
+
+def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
+    return (rows, cols) if along_rows else (cols, rows)
+
+
+def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int, int]:
+    """(programs, tiles computed whole, slices of each of the others)."""
+    room = arch.compute_units * kernel.blocks
+    if kernel.fill:
+        rest = tiles % room
+        # One program adds all slices up, so beyond some number each costs more than it saves.
+        worth = min(steps // FEWEST_STEPS, int(1.5 * steps**0.5))
+        cut = max(1, min(room // rest, worth)) if rest else 1
+        return min(room, tiles * cut), tiles - rest, cut
+    whole = 0 if kernel.split_k > 1 else tiles
+    return min(room, tiles * kernel.split_k), whole, kernel.split_k
+
+
+def _descriptor(
+    tensor: int, name: str, strides: Strides, batch: int, rows: int, cols: int, size: int
+) -> Descriptor:
+    """Over [batch, outer, contiguous]; what TMA cannot address is refused."""
+    by_rows = strides[2] == 1
+    if not by_rows and strides[1] != 1:
+        raise TensorError(f"{name} has strides {strides[1:]}; TMA needs one of them to be 1")
+    outer, inner, pitch = (rows, cols, strides[1]) if by_rows else (cols, rows, strides[2])
+    jump = strides[0] if batch > 1 else outer * pitch
+    if pitch * size % 16 or jump * size % 16 or pitch < inner:
+        raise TensorError(
+            f"{name} has strides {strides} of {size}-byte elements; TMA needs multiples of 16 bytes"
+        )
+    return Descriptor(tensor=tensor, shape=(batch, outer, inner), strides=(jump, pitch, 1))
+
+
+def _plane(descriptor: Descriptor) -> Descriptor:
+    """The same without its batch dimension."""
+    return Descriptor(
+        tensor=descriptor.tensor, shape=descriptor.shape[1:], strides=descriptor.strides[1:]
+    )
+
+
+def _require_alignment(aligned: bool) -> None:
+    if not aligned:
+        raise TensorError("TMA needs addresses that are multiples of 16 bytes")
+
+
+def tma(
+    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+) -> Launch:
+    _require_alignment(aligned)
+    args = Arguments()
+    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
+    a = _plane(_descriptor(view.a, "A", view.a_strides, 1, view.m, view.k, size))
+    b = _plane(_descriptor(view.b, "B", view.b_strides, 1, view.k, view.n, size))
+    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
+    a_box = _box(kernel.tile_m, kernel.tile_k, a_row)
+    b_box = _box(kernel.tile_k, kernel.tile_n, b_row)
+    args.give("ad", f"tensordesc<{kind}{list(a_box)}>", a)
+    args.give("bd", f"tensordesc<{kind}{list(b_box)}>", b)
+    args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
+    give_result(args, view, p, 16, e)
+    rows, cols = kernel.tiles(p)
+    args.size("tiles", rows * cols)
+    args.size("tiles_m", rows)
+    args.size("tiles_n", cols)
+    args.size("steps", -(-p.k // kernel.tile_k))
+    args.size("M", view.m, view.c_strides[1] == 1)
+    args.size("N", view.n, view.c_strides[2] == 1)
+    args.batch_stride("c_batch", view.c_strides[0])
+    args.stride("c_row", view.c_strides[1])
+    args.stride("c_col", view.c_strides[2])
+    args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
+    args.constants |= tile_constants(kernel) | accumulation(kernel)
+    return Launch(
+        source=source(args, "gemm_tma", kernel),
+        grid=(min(rows * cols, arch.compute_units * kernel.blocks), 1),
+        arguments=tuple(args.values),
+    )
+
+
+def _shared_descriptor(kind: str, box: tuple[int, ...]) -> str:
+    """A Gluon descriptor's type: element, box, and the swizzle that suits both."""
+    from triton.experimental.gluon import language as gl
+
+    bits = {"fp32": gl.float32, "i32": gl.int32, "fp16": gl.float16, "bf16": gl.bfloat16}
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), bits.get(kind, gl.int8))
+    return f"tensordesc<{kind}{list(box)},{layout!r}>"
+
+
+def specialised(
+    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+) -> Launch:
+    _require_alignment(aligned)
+    args = Arguments()
+    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
+    a = _descriptor(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
+    b = _descriptor(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
+    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
+    if size != 2 and (not a_row or b_row):
+        raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
+    a_box = (1, *_box(kernel.tile_m, kernel.tile_k, a_row))
+    wide, extra = kernel.columns
+    b_box = (1, *_box(kernel.tile_k, wide, b_row))
+    args.give("ad", _shared_descriptor(kind, a_box), a)
+    args.give("bd", _shared_descriptor(kind, b_box), b)
+    if extra:
+        e_box = (1, *_box(kernel.tile_k, extra, b_row))
+        args.give("ed", _shared_descriptor(kind, e_box), b)
+    _specialised_result(args, kernel, p, view, arch, e)
+    rows, cols = kernel.tiles(p)
+    tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
+    programs, whole, cut = _cut_plan(kernel, tiles, steps, arch)
+    total = zeroed = 0
+    if kernel.family == "ws":
+        slots = (tiles - whole) * cut if cut > 1 else 0
+        is_cut = kernel.fill or kernel.split_k > 1
+        slot_bytes = 4 * kernel.tile_m * kernel.tile_n
+        # Kernels that may cut take the addresses even where this problem needs none.
+        total, zeroed = give_workspace(args, kernel, tiles, max(slots, is_cut), slot_bytes)
+        args.size("tiles", tiles)
+        args.size("whole", whole)
+        args.size("cut", cut)
+        args.constants["CUT"] = is_cut
+    else:
+        args.size("tiles", tiles)
+        args.constants["SHARE"] = kernel.family == "duo"
+    args.size("tiles_m", rows)
+    args.size("tiles_n", cols)
+    args.size("steps", steps)
+    args.size("M", view.m)
+    args.size("N", view.n)
+    _specialised_strides(args, view)
+    args.constants |= {"A_ROW": a_row, "B_ROW": b_row, "STAGES": kernel.stages}
+    args.constants |= tile_constants(kernel) | _layout_constants(kernel, p)
+    if extra:
+        args.constants |= {"BN": wide, "EN": extra}
+    return Launch(
+        source=source(
+            args,
+            _specialised_function(kernel),
+            kernel,
+            gluon=True,
+            maxnreg=_register_cap(kernel),
+        ),
+        grid=(programs, 1),
+        arguments=tuple(args.values),
+        workspace_bytes=total,
+        zeroed_bytes=zeroed,
+    )
+
+
+def _specialised_function(kernel: TritonGemmKernel) -> str:
+    if kernel.family in TWO_GROUP_FAMILIES:
+        return "gemm_two_groups"
+    return "gemm_uneven" if kernel.columns[1] else "gemm_ws"
+
+
+def _specialised_result(
+    args: Arguments,
+    kernel: TritonGemmKernel,
+    p: GemmProblem,
+    view: View,
+    arch: Arch,
+    e: Epilogue,
+) -> None:
+    """Through shared memory and TMA where C allows it, else from registers."""
+    out, size = TRITON_TYPES[p.out_dtype], element(p.out_dtype).bytes
+    room = staging(kernel, size, arch)
+    batch, row, col = view.c_strides
+    strides = (batch, col, row) if view.is_swapped else (batch, row, col)
+    rows, cols = (view.n, view.m) if view.is_swapped else (view.m, view.n)
+    descriptor = None
+    if room and strides[2] == 1:
+        try:
+            descriptor = _descriptor(C, "C", strides, p.batch, rows, cols, size)
+        except TensorError:
+            descriptor = None
+    parts, buffers = room if room and descriptor else (1, 1)
+    if descriptor:
+        narrow, tall = kernel.tile_n // parts, kernel.tile_m
+        if kernel.family == "duo":
+            tall //= 2
+        box = (1, narrow, tall) if view.is_swapped else (1, tall, narrow)
+        args.give("cd", _shared_descriptor(out, box), descriptor)
+        args.constants["c_ptr"] = None
+    else:
+        args.constants["cd"] = None
+        args.give("c_ptr", f"*{out}", Pointer(tensor=C))
+    args.constants |= {"TMA_STORE": descriptor is not None, "BUFFERS": buffers}
+    extra = kernel.columns[1]
+    if extra:
+        args.constants["NARROW"] = kernel.tile_n // parts if descriptor else extra
+    else:
+        args.constants["PARTS"] = parts
+    give_result(args, view, p, 16, e)
+
+
+def _specialised_strides(args: Arguments, view: View) -> None:
+    names = ("c_batch", "c_row", "c_col")
+    if args.constants["TMA_STORE"]:
+        args.constants |= dict.fromkeys(names, 0)
+        return
+    for name, stride in zip(names, view.c_strides, strict=True):
+        if stride in (0, 1):
+            args.constants[name] = stride
+        else:
+            args.give(name, "i64", stride)
+
+
+def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any]:
+    from triton.experimental.gluon import language as gl
+
+    wide, extra = kernel.columns
+
+    def layout(columns: int) -> Any:
+        return gl.NVMMADistributedLayout(
+            version=[3, 0],
+            warps_per_cta=[kernel.warps, 1],
+            instr_shape=[16, min(columns, 256), 32 // element(p.dtype).bytes],
+        )
+
+    kinds = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.bfloat16, "int32": gl.int32}
+    return {
+        "layout": layout(wide),
+        **({"e_layout": layout(extra)} if extra else {}),
+        "acc_type": gl.int32 if p.dtype == "int8" else gl.float32,
+        "out_type": kinds[p.out_dtype],
+    }
+
+
+def _register_cap(kernel: TritonGemmKernel) -> int | None:
+    """Registers per thread at launch; math warps then take over what the load warp gives up.
+
+    The load warp counts as four, so a block of w math warps launches w + 4.
+    """
+    if kernel.family in TWO_GROUP_FAMILIES or kernel.warps > 4:
+        return 168
+    return {1: None, 2: 128, 3: 80, 4: 64}[kernel.blocks]
