@@ -95,9 +95,7 @@ class Arguments:
             self.give(name, kind, value, gcd(value, 16))
 
 
-def give_result(
-    args: Arguments, view: View, problem: GemmProblem, aligned: int, e: Epilogue
-) -> None:
+def give_result(args: Arguments, view: View, problem: GemmProblem, e: Epilogue) -> None:
     """Arguments of what happens to a finished tile, C's address apart."""
     out = TRITON_TYPES[problem.out_dtype]
     if e.bias:

@@ -136,7 +136,7 @@ def _pointer(
 ) -> Launch:
     args = Arguments()
     _operands(args, view, p, 16 * aligned)
-    give_result(args, view, p, aligned, e)
+    give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
     slots = tiles * (kernel.split_k if not kernel.atomic else 1) if kernel.split_k > 1 else 0
@@ -170,7 +170,7 @@ def _streamk(
 ) -> Launch:
     args = Arguments()
     _operands(args, view, p, 16 * aligned)
-    give_result(args, view, p, aligned, e)
+    give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
     programs, shared = _stream_plan(kernel, tiles, -(-p.k // kernel.tile_k), arch)
@@ -197,7 +197,7 @@ def _gemv(
 ) -> Launch:
     args = Arguments()
     _operands(args, view, p, 16 * aligned)
-    give_result(args, view, p, aligned, e)
+    give_result(args, view, p, e)
     tiles = -(-view.m // kernel.tile_m)
     slots = tiles * kernel.split_k * p.batch if kernel.split_k > 1 else 0
     total, zeroed = give_workspace(args, kernel, tiles * p.batch, slots, 4 * kernel.tile_m * view.n)

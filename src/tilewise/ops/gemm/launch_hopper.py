@@ -86,7 +86,7 @@ def tma(
     args.give("ad", f"tensordesc<{kind}{list(a_box)}>", a)
     args.give("bd", f"tensordesc<{kind}{list(b_box)}>", b)
     args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
-    give_result(args, view, p, 16, e)
+    give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
     args.size("tiles", rows * cols)
     args.size("tiles_m", rows)
@@ -220,7 +220,7 @@ def _specialised_result(
         args.constants["NARROW"] = kernel.tile_n // parts if descriptor else extra
     else:
         args.constants["PARTS"] = parts
-    give_result(args, view, p, 16, e)
+    give_result(args, view, p, e)
 
 
 def _specialised_strides(args: Arguments, view: View) -> None:
