@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,8 +279,6 @@ def test_integers_are_exact_at_their_limits() -> None:
 def test_a_sabotaged_kernel_is_caught(
     honest: str, broken: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shutil
-
     from tilewise.engines.cpu import engine as module
 
     kernel = sample(family="packed", dtype="fp32", unroll=1)
@@ -297,6 +302,108 @@ def test_a_sabotaged_kernel_is_caught(
     problem = GemmProblem(m=31, n=37, k=1031, layout="rrr")
     error = error_of(sabotaged.plan(kernel, problem, ARCH).execute, problem)
     assert error > tolerance("fp32", "fp32", problem.k)
+
+
+@needs_compiler
+def test_threads_that_share_a_pool_do_not_disturb_each_other() -> None:
+    kernels = [sample(family="packed", split=split, dtype="fp32") for split in ("grid", "shared")]
+    problem = GemmProblem(m=130, n=190, k=170, layout="rrr")
+    errors: list[float] = []
+
+    def work(seed: int) -> None:
+        plan = engine().plan(kernels[seed % 2], problem, ARCH)
+        errors.extend(error_of(plan.execute, problem, seed) for _ in range(20))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 120
+    assert max(errors) <= tolerance("fp32", "fp32", problem.k)
+
+
+FORK = """
+import os, signal
+import numpy as np
+tests = load()
+kernel = tests.sample(family="packed", dtype="fp32")
+problem = tests.GemmProblem(m=130, n=190, k=170, layout="rrr")
+run = tests.engine().plan(kernel, problem, tests.ARCH).execute
+a, b = np.ones((130, 170), np.float32), np.ones((170, 190), np.float32)
+
+def is_right():  # in NumPy alone: PyTorch's own threads do not survive a fork
+    out = np.zeros((130, 190), np.float32)
+    run((a, b), out)
+    return bool((out == 170).all())
+
+assert is_right()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # a deadlock ends as a failure, not as a hang
+    os._exit(0 if is_right() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert is_right()
+"""
+
+SANITIZE = """
+tests = load()
+flags = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+engine = tests.CpuEngine(threads=2, extra_flags=flags)
+for traits in (
+    {"family": "packed", "dtype": "fp32"},
+    {"family": "packed", "dtype": "int8"},
+    {"family": "unpacked", "access": "inplace"},
+    {"family": "skinny", "access": "dot", "dtype": "int8"},
+    {"family": "skinny", "access": "strip", "dtype": "bf16"},
+    {"family": "gemv", "access": "strip", "dtype": "fp16"},
+):
+    kernel = tests.sample(**traits)
+    for at, problem in enumerate(tests.problems_of(kernel)):
+        tests.check(kernel, problem, 2 * at, engine)
+"""
+
+
+def in_a_process(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script that can `load()` this module."""
+    load = (
+        "import importlib.util, sys\n"
+        "def load():\n"
+        f"    spec = importlib.util.spec_from_file_location('tests', {__file__!r})\n"
+        "    module = sys.modules['tests'] = importlib.util.module_from_spec(spec)\n"
+        "    spec.loader.exec_module(module)\n"
+        "    return module\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", load + script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+@needs_compiler
+def test_a_forked_child_can_still_multiply() -> None:
+    ran = in_a_process(FORK)
+    assert ran.returncode == 0, ran.stderr
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_generated_code_is_clean_under_sanitizers() -> None:
+    compiler = find_compiler()
+    assert compiler is not None
+    libraries = []
+    for name in ("libasan.so", "libubsan.so"):
+        found = subprocess.run(
+            [compiler.path, f"-print-file-name={name}"], capture_output=True, text=True
+        ).stdout.strip()
+        if not Path(found).is_absolute():
+            pytest.skip(f"the compiler has no {name}")
+        libraries.append(found)
+    ran = in_a_process(SANITIZE, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
+    assert ran.returncode == 0, ran.stderr[-4000:]
 
 
 @needs_compiler
@@ -371,14 +478,12 @@ def test_every_family_has_accesses_and_splits() -> None:
         ({}, {"split_k": 2}, "not 2"),
         ({"isa": "avx512", "nr": 32}, {}, "has no avx512"),
         ({"mc": 1000}, {}, "the second cache holds"),
-        ({"kc": 4096}, {}, "of A has|of B has"),
+        ({"nr": 16, "mc": 6, "kc": 8192}, {}, "too many beside a block of A"),
     ],
 )
 def test_unsuitable_kernels_say_why(
     traits: dict[str, Any], problem: dict[str, Any], message: str
 ) -> None:
-    import re
-
     where = load_arch("x86_avx2")
     given_problem = GemmProblem(**{"m": 100, "n": 100, "k": 100, **problem})
     assert (

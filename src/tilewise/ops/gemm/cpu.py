@@ -22,8 +22,10 @@ TEMPLATE = """\
 
 using Gemm = tw::{instance};
 
-TW_EXPORT int64_t tw_workspace(const tw_gemm_args* args) {{ return Gemm::workspace(*args); }}
-TW_EXPORT int32_t tw_run(const tw_gemm_args* args) {{ return Gemm::run(*args); }}
+TW_EXPORT int64_t tw_workspace(const tw_gemm_args* args) {{
+  return Gemm::workspace(tw::worth_threads(*args));
+}}
+TW_EXPORT int32_t tw_run(const tw_gemm_args* args) {{ return Gemm::run(tw::worth_threads(*args)); }}
 """
 
 

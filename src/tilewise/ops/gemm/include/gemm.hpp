@@ -36,6 +36,16 @@ TW_INLINE bool is_trivial(const tw_gemm_args& g) {
   return true;
 }
 
+// The arguments, without the pool where the work is over before a second thread has woken up.
+TW_INLINE tw_gemm_args worth_threads(const tw_gemm_args& given) {
+  tw_gemm_args g = given;
+  // In multiply-adds; an element moved takes about as long as eight. Doubles cannot overflow.
+  const double m = (double)g.m, n = (double)g.n, k = (double)g.k;
+  const double work = (double)g.batch * (m * n * k + 8 * (m * k + k * n + m * n));
+  if (work < 512 * 1024) g.pool = nullptr;
+  return g;
+}
+
 // A block size for `total`, at most `most`, such that blocks come out equal and multiples of `step`.
 TW_INLINE int64_t balanced(int64_t total, int64_t most, int64_t step) {
   const int64_t blocks = max_of(1, ceil_div(total, most));
