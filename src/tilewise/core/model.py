@@ -45,11 +45,12 @@ class Calibration:
     engines: Mapping[str, tuple[float, ...]]
 
     def factors(self, name: str, engine: str, tile: tuple[int, ...]) -> tuple[float, ...]:
-        """The kernel's own, else its tile's, else its engine's, else zero: nothing is known."""
+        """The kernel's own, else its tile's, else its engine's, else those of all kernels."""
         for table, key in (
             (self.kernels, name),
             (self.tiles, tile_key(engine, tile)),
             (self.engines, engine),
+            (self.engines, ANY_ENGINE),
         ):
             if key in table:
                 return table[key]
@@ -66,6 +67,9 @@ class Calibration:
 
 
 _TABLES = ("kernels", "tiles", "engines")
+ANY_ENGINE = "any"
+UNKNOWN_HANDICAP = 100.0
+"""Octaves taken from kernels of an engine that was never measured: they come last."""
 
 
 def tile_key(engine: str, tile: tuple[int, ...]) -> str:
@@ -134,6 +138,10 @@ class Model:
     @property
     def name(self) -> str:
         return str(self.manifest.get("name", f"{self.op} {self.arch}"))
+
+    def handicap(self, engine: str) -> float:
+        """What is taken from the scores of an engine's kernels."""
+        return 0.0 if engine in self.calibration.engines else UNKNOWN_HANDICAP
 
     def forest_matrix(self, forest: str, rows: Rows) -> Array:
         """The columns that a forest splits on."""

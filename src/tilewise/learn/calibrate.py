@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import FeatureSet
-from tilewise.core.model import Calibration, tile_key
+from tilewise.core.model import ANY_ENGINE, Calibration, tile_key
 from tilewise.learn.dataset import Dataset
 from tilewise.ops.tiling import CALIBRATION_TERMS
 
@@ -51,7 +51,7 @@ def calibrate(data: Dataset, terms: Array, train: NDArray[np.bool_]) -> Calibrat
         TERMS,
         kernels=fit([k.name for k in data.kernels], MIN_ROWS),
         tiles=fit(tiles, MIN_ROWS),
-        engines=fit(engines, 1),
+        engines={**fit(engines, 1), **fit([ANY_ENGINE] * len(engines), 1)},
     )
 
 

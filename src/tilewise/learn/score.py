@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
     is_first = np.r_[True, np.diff(data.problem_index[order]) != 0][: len(order)]
     starts: list[int] = np.flatnonzero(is_first).tolist()
     found: list[tuple[int, float, int, int, int, float]] = []
-    for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+    for start, stop in pairwise([*starts, len(order)]):
         ranked = order[start:stop]
         time = data.time_us[ranked]
         if not np.isfinite(time).any():

@@ -37,9 +37,17 @@ def synthetic_problems(op: str, dtype: str, count: int, *, seed: int = 0) -> lis
     return list(found.values())
 
 
-def synthetic_kernels(op: str, arch: Arch, count: int, *, seed: int = 0) -> list[Kernel]:
-    """Some of the shipped pool."""
-    pool = load_pool(get_op(op), arch)
+def synthetic_kernels(
+    op: str, arch: Arch, count: int, *, dtype: str = "bf16", engine: str = "ck_tile", seed: int = 0
+) -> list[Kernel]:
+    """Some kernels of one engine that serve everyday problems."""
+    given = get_op(op)
+    sizes = {"M": 512, "N": 512, "K": 512}
+    if op != "gemm":
+        sizes = {"N": 8, "C": 64, "K": 64, "Hi": 32, "Wi": 32, "Y": 3, "X": 3}
+    usual = given.make_problem(**sizes, dtype=dtype)
+    pool = load_pool(given, arch, [engine])
+    pool = [k for k in pool if given.why_unusable(k, usual, arch) is None]
     chosen = np.random.default_rng(seed).permutation(len(pool))[:count]
     return [pool[i] for i in sorted(chosen)]
 
@@ -58,10 +66,13 @@ def synthetic(
     """Times of a made-up device: waves of tiles, each step paid by tile and pipeline, and noise."""
     random = np.random.default_rng(seed)
     drawn = synthetic_problems(op, dtype, problems, seed=seed)
-    pool = synthetic_kernels(op, arch, kernels, seed=seed)
+    pool = synthetic_kernels(op, arch, kernels, dtype=dtype, seed=seed)
     problem_index = np.repeat(np.arange(len(drawn)), len(pool))
     kernel_index = np.tile(np.arange(len(pool)), len(drawn))
-    quirk = random.uniform(0.8, 1.25, len(pool))
+    pipelines = sorted({str(getattr(k, "pipeline", "")) for k in pool})
+    liking = dict(zip(pipelines, random.uniform(0.8, 1.25, len(pipelines)), strict=True))
+    quirk = random.uniform(0.97, 1.03, len(pool))
+    quirk *= [liking[str(getattr(k, "pipeline", ""))] for k in pool]
     times = np.empty(len(problem_index))
     for row, (p, k) in enumerate(zip(problem_index, kernel_index, strict=True)):
         times[row] = _time_us(drawn[p], pool[k], arch) * quirk[k]

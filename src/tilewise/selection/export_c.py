@@ -18,8 +18,8 @@ from tilewise.core.features import KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
+from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.codegen import SERVED, Layout
-from tilewise.selection.scorer import arch_columns, kernel_columns
 
 _HEAD = """\
 /* {title}
@@ -108,6 +108,7 @@ static inline void tw_rank(const tw_problem_t *problem, int *order, double *log2
     score = tw_sum_rank(x);
 %(base)s
 %(valid)s
+    score -= tw_handicap[i];
     log2_us[i] = -score;
     order[i] = i;
   }
@@ -161,6 +162,7 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
             "static const double tw_kernel_values",
             [v for n in layout.kernel_values for v in known[n].tolist()],
         ),
+        _array("static const double tw_handicap", [model.handicap(k.engine) for k in kernels]),
         layout.problem_source(),
         layout.mixed_source(1),
     ]

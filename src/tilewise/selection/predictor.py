@@ -13,8 +13,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
+from tilewise.ops.rows import pool_rows
 from tilewise.selection.choice import Ranked
-from tilewise.selection.scorer import pool_rows
 from tilewise.selection.selector import ModelRanker, why_foreign
 
 

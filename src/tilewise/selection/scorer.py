@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array, encode
-from tilewise.core.features import ARCH, KERNEL, PROBLEM, Rows, columns
+from tilewise.core.features import KERNEL, MIXED, PROBLEM, Rows, columns
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
-from tilewise.ops.contract import get_op
-from tilewise.ops.fields import arch_values, kernel_values, problem_values
+from tilewise.ops.fields import problem_values
+from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.codegen import BLOCK, Layout
 from tilewise.selection.scorer_source import scorer_source
 
@@ -53,36 +53,6 @@ class Scores:
     nearest: int
 
 
-def pool_rows(model: Model, kernels: Sequence[Kernel], arch: Arch, problem: Problem) -> Rows:
-    """Field values of one problem against every kernel."""
-    features = model.features
-    fields = features.fields_of(PROBLEM)
-    return Rows(
-        columns(fields, [problem_values(problem)]),
-        kernel_columns(model, kernels),
-        arch_columns(model, arch),
-        np.zeros(len(kernels), np.int64),
-        np.arange(len(kernels)),
-    )
-
-
-def kernel_columns(model: Model, kernels: Sequence[Kernel]) -> dict[str, Array]:
-    """Kernel fields as columns, calibration factors among them."""
-    values = []
-    for kernel in kernels:
-        own = kernel_values(kernel)
-        tile = (own["k_tile_m"], own["k_tile_n"], own["k_tile_k"])
-        factors = model.calibration.factors(kernel.name, kernel.engine, tile)
-        own |= {f"k_factor_{t}": v for t, v in zip(model.calibration.terms, factors, strict=True)}
-        values.append(own)
-    return columns(model.features.fields_of(KERNEL), values)
-
-
-def arch_columns(model: Model, arch: Arch) -> dict[str, float]:
-    found = columns(model.features.fields_of(ARCH), [arch_values(arch)])
-    return {name: float(value[0]) for name, value in found.items()}
-
-
 class NumpyScorer:
     """The same scores without a compiler; slower."""
 
@@ -90,6 +60,7 @@ class NumpyScorer:
         self.model, self.kernels, self.arch = model, tuple(kernels), arch
         self._kernels = kernel_columns(model, kernels)
         self._arch = arch_columns(model, arch)
+        self._handicap = np.array([model.handicap(k.engine) for k in kernels])
 
     def rows(self, problem: Problem) -> Rows:
         fields = self.model.features.fields_of(PROBLEM)
@@ -123,6 +94,7 @@ class NumpyScorer:
         score = self.model.scores(rows)
         if "valid" in self.model.forests:
             score = np.where(self.model.predict("valid", rows) < 0, score - 1000.0, score)
+        score = score - self._handicap
         order = np.argsort(-score, kind="stable").astype(np.int32)
         return Scores(order, score, *self.measure(problem))
 
@@ -140,7 +112,7 @@ class _Forest(ctypes.Structure):
 class _Context(ctypes.Structure):
     _fields_ = [
         *((n, ctypes.c_int64) for n in ("kernels", "blocks", "has_base")),
-        *((n, ctypes.c_void_p) for n in ("arch", "kernel_values")),
+        *((n, ctypes.c_void_p) for n in ("arch", "kernel_values", "handicap")),
         ("stride", ctypes.c_int64),
         *((n, ctypes.c_void_p) for n in ("rank", "valid")),
         ("level_trees", ctypes.c_int64),
@@ -241,6 +213,7 @@ class CompiledScorer:
             has_base=int(model.has_base),
             arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
             kernel_values=self._hold(table),
+            handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
             stride=len(padded),
             rank=self._forest(model.forests["rank"], rows),
             valid=self._forest(model.forests["valid"], rows) if "valid" in model.forests else None,
@@ -263,11 +236,11 @@ class CompiledScorer:
     def _forest(self, forest: Forest, rows: Rows) -> int:
         features, layout = self.model.features, self.layout
         scopes = [features.scopes[n] for n in forest.features]
-        origin = np.array([{KERNEL: 1, 3: 2}.get(s, 0) for s in scopes], np.int32)
+        origin = np.array([{KERNEL: 1, MIXED: 2}.get(s, 0) for s in scopes], np.int32)
         problem = {n: i for i, n in enumerate(layout.problem_values)}
         mixed = {n: i for i, n in enumerate(layout.mixed_outputs)}
         source = [
-            mixed[n] if s == 3 else 0 if s == KERNEL else problem[n]
+            mixed[n] if s == MIXED else 0 if s == KERNEL else problem[n]
             for n, s in zip(forest.features, scopes, strict=True)
         ]
         bounds = [self._hold(t) for t in forest.thresholds]
@@ -395,8 +368,3 @@ def _isa_flags() -> tuple[str, ...]:
     if arch.has("avx512bw"):
         return _CPU_FLAGS["avx512bw"]
     return _CPU_FLAGS["avx2"] if arch.has("avx2") else ()
-
-
-def check_op(model: Model) -> None:
-    """Raises where the model's op is unknown."""
-    get_op(model.op)

@@ -191,6 +191,7 @@ struct tw_context {
   int64_t kernels, blocks, has_base;
   const double *arch;
   const double *kernel_values;
+  const double *handicap;
   int64_t stride;
   const tw_forest *rank, *valid;
   /* The level: a small forest over the problem's values, walked one node at a time. */
@@ -311,6 +312,7 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
       const double forest = total[i] * c->rank->scale + c->rank->offset;
       score[i] = c->has_base ? forest - score[i] : forest;
       if (c->valid && will_run[i] * c->valid->scale + c->valid->offset < 0.0) score[i] -= 1000.0;
+      score[i] -= c->handicap[first * TW_BLOCK + i];
     }
   }
   /* Stable: of equal scores the earlier kernel of the pool comes first. */

@@ -20,8 +20,9 @@ from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.ops.contract import get_op
+from tilewise.ops.rows import pool_rows
 from tilewise.selection.choice import Ranked
-from tilewise.selection.scorer import CompiledScorer, Scorer, Scores, make_scorer, pool_rows
+from tilewise.selection.scorer import CompiledScorer, Scorer, Scores, make_scorer
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -224,9 +225,10 @@ class ModelRanker:
         score = found.score[wanted]
         order = np.argsort(-score, kind="stable")
         times = np.exp2(found.level - score[order]).tolist()
-        flops = problem.flops * 1e-6
+        flops = problem.flops
         return [
-            Ranked(kernels[i], us, flops / us) for i, us in zip(order.tolist(), times, strict=True)
+            Ranked(kernels[i], us, flops / us * 1e-6)
+            for i, us in zip(order.tolist(), times, strict=True)
         ]
 
     def _selector(self, arch: Arch, kernels: Sequence[Kernel]) -> Selector:

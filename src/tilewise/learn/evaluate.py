@@ -1,0 +1,140 @@
+"""Judges a model on measurements; problems it was trained on are judged out of fold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.compile_expr import Array
+from tilewise.core.model import Model, load_model
+from tilewise.errors import FileError, InputError
+from tilewise.learn.calibrate import kernel_factors
+from tilewise.learn.dataset import Dataset
+from tilewise.learn.fit import Params, Trainer
+from tilewise.learn.score import Outcome, errors, judge, noise_ceiling, slices, summary, worst
+from tilewise.learn.train import analytic_us, cross_validate
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A model's outcome on data, and how each problem was judged."""
+
+    data: Dataset
+    score: Array
+    predicted_us: Array
+    rows: NDArray[np.bool_]
+    """Rows of problems that could be judged without having been trained on."""
+    out_of_fold: int
+    unseen: int
+    skipped: int
+
+    @property
+    def outcome(self) -> Outcome:
+        return judge(self.data, self.score, self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole report, JSON-ready."""
+        kept = self.data.keep(self.rows)
+        outcome = self.outcome
+        ok = self.rows & self.data.is_ok
+        return {
+            "op": self.data.op,
+            "arch": self.data.arch.name,
+            "problems_unseen": self.unseen,
+            "problems_out_of_fold": self.out_of_fold,
+            "problems_skipped": self.skipped,
+            "efficiency": summary(outcome),
+            "noise_ceiling": noise_ceiling(kept),
+            "analytic": summary(judge(self.data, -analytic_us(self.data), self.rows)),
+            "time": errors(np.log2(self.predicted_us[ok]), np.log2(self.data.time_us[ok])),
+            "slices": slices(self.data, outcome),
+            "worst": worst(self.data, outcome),
+        }
+
+
+def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
+    """Judges the model in `folder`; trained problems by their out-of-fold predictions."""
+    path = Path(folder)
+    model = load_model(path)
+    if (model.op, model.arch) != (data.op, data.arch.name):
+        raise InputError(
+            f"{path} is for {model.op} on {model.arch}; the data is {data.op} on {data.arch.name}"
+        )
+    score, time_us = model_scores(model, data)
+    trained, held = _out_of_fold(path)
+    is_trained = np.array([p.key in trained for p in data.problems])
+    rows = np.ones(len(data), bool)
+    for row, (p, k) in enumerate(zip(data.problem_index, data.kernel_index, strict=True)):
+        if is_trained[p]:
+            found = held.get((data.problems[p].key, data.kernels[k].name))
+            if found is None:
+                rows[row] = False
+            else:
+                score[row], time_us[row] = found
+    judged = np.unique(data.problem_index[rows])
+    out_of_fold = int(is_trained[judged].sum())
+    return Evaluation(
+        data,
+        score,
+        time_us,
+        rows,
+        out_of_fold,
+        len(judged) - out_of_fold,
+        len(data.problems) - len(judged),
+    )
+
+
+def model_scores(model: Model, data: Dataset) -> tuple[Array, Array]:
+    """Scores and predicted times of every row by the model as it is."""
+    factors = kernel_factors(data, model.calibration)
+    kept = {f.name for f in model.features.fields}
+    rows = data.rows(model.features, {n: v for n, v in factors.items() if n in kept})
+    score = model.scores(rows)
+    return score, np.exp2(model.predict("level", rows) - score)
+
+
+def _out_of_fold(path: Path) -> tuple[set[str], dict[tuple[str, str], tuple[float, float]]]:
+    from pyarrow import parquet
+
+    try:
+        trained = set(json.loads((path / "folds.json").read_text()))
+        table = parquet.read_table(path / "oof.parquet").to_pydict()
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"{path}: folds.json and oof.parquet are needed to judge: {error}"
+        ) from None
+    held = {
+        (problem, kernel): (score, us)
+        for problem, kernel, score, us in zip(
+            table["problem"], table["kernel"], table["score"], table["predicted_us"], strict=True
+        )
+    }
+    return trained, held
+
+
+def leave_one_out(data: Dataset, label: str, params: Params | None = None) -> dict[str, Any]:
+    """Judges each group of problems by a model that never saw its like.
+
+    `label` is one of the problems' labels (network, family, source) or a field of the problem.
+    """
+    groups = [
+        str(labels.get(label, getattr(problem, label, "")))
+        for problem, labels in zip(data.problems, data.labels, strict=True)
+    ]
+    names = sorted(set(groups))
+    if len(names) < 2:
+        raise InputError(
+            f"all problems have the same {label!r} ({names[0]!r}); nothing to leave out"
+        )
+    fold = np.array([names.index(g) for g in groups], np.int64)
+    cross = cross_validate(Trainer(data), params or Params(), fold=fold)
+    report: dict[str, Any] = {"all": summary(judge(data, cross.score))}
+    for number, name in enumerate(names):
+        rows = (fold == number)[data.problem_index]
+        report[name] = summary(judge(data, cross.score, rows))
+    return report
