@@ -21,6 +21,8 @@ from tilewise.errors import ModelError
 MAX_THRESHOLDS = 255
 MAX_LEAVES = 255
 _INT_LIMIT = 2**31 - 1
+_WALKS_AT_ONCE = 200_000
+"""Rows times trees; more would leave the cache."""
 
 Ints = NDArray[np.int32]
 
@@ -62,26 +64,28 @@ class Forest:
         """The sum of leaves, per row."""
         bins = self.bins(matrix)
         total = np.zeros(len(matrix), np.int64)
-        rows = np.arange(len(matrix))
-        for tree in range(self.num_trees):
-            total += self.leaf[self.leaf_start[tree] + self._leaves(tree, bins, rows)]
+        step = max(1, _WALKS_AT_ONCE // max(1, self.num_trees))
+        for start in range(0, len(matrix), step):
+            total[start : start + step] = self._sums(bins[start : start + step])
         return total.astype(np.float64) * self.scale + self.offset
 
-    def _leaves(
-        self, tree: int, bins: NDArray[np.uint8], rows: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Which leaf of a tree each row falls into."""
-        start, stop = self.node_start[tree], self.node_start[tree + 1]
-        feature, bound = self.node_feature[start:stop], self.node_bin[start:stop]
-        left, right = self.left[start:stop], self.right[start:stop]
-        at = np.zeros(len(rows), np.int64)
-        live = rows
+    def _sums(self, bins: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Walks all rows down all trees at once."""
+        if not self.num_trees:
+            return np.zeros(len(bins), np.int64)
+        rows = np.repeat(np.arange(len(bins)), self.num_trees)
+        first = np.tile(self.node_start[:-1], len(bins))
+        at = np.zeros(len(rows), np.int32)
+        live = np.arange(len(rows))
         while len(live):
-            node = at[live]
-            goes_left = bins[live, feature[node]] <= bound[node]
-            at[live] = np.where(goes_left, left[node], right[node])
-            live = live[at[live] >= 0]
-        return ~at
+            node = first[live] + at[live]
+            goes_left = bins[rows[live], self.node_feature[node]] <= self.node_bin[node]
+            there = np.where(goes_left, self.left[node], self.right[node])
+            at[live] = there
+            live = live[there >= 0]
+        leaf = self.leaf[np.tile(self.leaf_start[:-1], len(bins)) + ~at]
+        sums: NDArray[np.int64] = leaf.reshape(len(bins), -1).sum(axis=1, dtype=np.int64)
+        return sums
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; numbers are exact."""

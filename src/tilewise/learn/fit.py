@@ -40,9 +40,9 @@ class Params:
     min_rows: int = 20
     row_share: float = 0.8
     column_share: float = 0.5
-    l2: float = 1.0
-    max_bin: int = 63
-    max_features: int = 40
+    l2: float = 5.0
+    max_bin: int = 127
+    max_features: int = 64
     """The most features a ranking may use, those with the largest gains; 0 stands for all."""
     focus: float = 2.0
     """How much more the fast kernels of a problem count than the slow ones."""

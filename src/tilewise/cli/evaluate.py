@@ -1,0 +1,85 @@
+"""`evaluate` and `compare`: judge models on measurements, never on what they were trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import DtypeOption, JsonFlag, emit, out, table
+from tilewise.cli.models import StoresArgument
+from tilewise.cli.train import show_efficiency
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    stores: StoresArgument,
+    dtype: DtypeOption = None,
+    leave_out: Annotated[
+        str, typer.Option(help="Judge each group of this label by a model that never saw it.")
+    ] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Judges a model; problems it was trained on are judged by their out-of-fold predictions."""
+    from tilewise.core.arch import load_arch
+    from tilewise.core.model import load_model
+    from tilewise.learn.dataset import from_stores
+    from tilewise.learn.evaluate import evaluate as judge
+    from tilewise.learn.evaluate import leave_one_out
+    from tilewise.learn.fit import Params
+
+    known = load_model(model)
+    arch = load_arch(known.arch, known.device)
+    data = from_stores(stores, op=known.op, arch=arch, dtype=dtype or "")
+    if leave_out:
+        params = Params.from_dict(known.manifest.get("params", {}))
+        groups = leave_one_out(data, leave_out, params)
+        if as_json:
+            return emit(groups)
+        columns = ("problems", "mean", "median", "p10", "min")
+        rows = [[name, *(group[c] for c in columns)] for name, group in groups.items()]
+        return table(f"left out by {leave_out}", [leave_out, *columns], rows)
+    report = judge(model, data).to_dict()
+    if as_json:
+        return emit(report)
+    show_efficiency(
+        f"{known.name}: {report['problems_unseen']} unseen problems, "
+        f"{report['problems_out_of_fold']} out of fold",
+        report,
+    )
+    for name, groups in report["slices"].items():
+        rows = [[g, v["problems"], v["mean"], v["p10"], v["min"]] for g, v in groups.items()]
+        table(f"by {name}", [name, "problems", "mean", "p10", "min"], rows)
+    rows = [[w["efficiency"], w["chosen"], w["best"], w["problem"]] for w in report["worst"]]
+    return table("the worst", ["%", "chosen", "best", "problem"], rows)
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(help="The model in use.")],
+    new: Annotated[Path, typer.Argument(help="The model that may replace it.")],
+    stores: StoresArgument,
+    dtype: DtypeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Says whether a new model may replace an old one; exit 1 if it may not."""
+    from tilewise.core.arch import load_arch
+    from tilewise.core.model import load_model
+    from tilewise.learn.compare import compare as judge
+    from tilewise.learn.dataset import from_stores
+
+    known = load_model(old)
+    arch = load_arch(known.arch, known.device)
+    data = from_stores(stores, op=known.op, arch=arch, dtype=dtype or "")
+    report = judge(old, new, data)
+    if as_json:
+        emit(report)
+    else:
+        rows = [
+            [c["rule"], c["old"], c["new"], "yes" if c["passed"] else "NO"]
+            for c in report["checks"]
+        ]
+        table(f"{report['problems']} problems", ["rule", "old", "new", "holds"], rows)
+        for fall in report["fallen"]:
+            out.print(f"fell from {fall['old']} to {fall['new']}: {fall['problem']}")
+    raise typer.Exit(0 if report["passed"] else 1)

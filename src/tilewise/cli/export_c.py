@@ -1,0 +1,46 @@
+"""`export-c`: a model as one C header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import ArchOption, JsonFlag, emit, out
+from tilewise.cli.models import measured_kernels
+from tilewise.errors import FileError
+from tilewise.ops.contract import get_op
+
+
+def export_c(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    file: Annotated[Path, typer.Argument(help="The header to write.")],
+    name: Annotated[
+        str, typer.Option(help="Prefix of every name in it; by default the model's name.")
+    ] = "",
+    kernels: Annotated[
+        Path | None, typer.Option(help="Kernels as JSON; by default those it was trained on.")
+    ] = None,
+    arch: ArchOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Writes features, forest and ranking as C11 that is also C++17 and needs no library."""
+    from tilewise.core.arch import load_arch
+    from tilewise.core.model import load_model
+    from tilewise.ops.builder import load_kernels
+    from tilewise.selection.export_c import export_c as render
+
+    found = load_model(model)
+    label, _, device = (arch or f"{found.arch}:{found.device}").partition(":")
+    pool = measured_kernels(found)
+    try:
+        if kernels is not None:
+            pool = load_kernels(kernels.read_text(), get_op(found.op))
+        text = render(found, pool, load_arch(label, device), name)
+        file.write_text(text)
+    except OSError as error:
+        raise FileError(f"{error.filename}: {error.strerror}") from None
+    if as_json:
+        return emit({"file": str(file), "kernels": len(pool), "bytes": len(text)})
+    return out.print(f"{len(pool)} kernels, {len(text):,} bytes written to {file}")

@@ -1,0 +1,38 @@
+"""What commands about models share: finding one, and the kernels it is asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model, load_model
+from tilewise.errors import InputError
+from tilewise.ops.contract import get_op
+from tilewise.selection.models import find_models
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option("--model", help="A model folder; by default the shipped one that fits."),
+]
+StoresArgument = Annotated[list[Path], typer.Argument(help="Stores of measurements.")]
+
+
+def pick_model(folder: Path | None, op: str, arch: Arch, dtype: str | None) -> Model:
+    """The model asked for, or the first that fits."""
+    if folder is not None:
+        return load_model(folder)
+    found = find_models(op, arch, dtype or "")
+    if not found:
+        what = f"{op} on {arch.name}" + (f" in {dtype}" if dtype else "")
+        raise InputError(f"there is no model for {what}; name one with --model, or `train` one")
+    return load_model(found[0])
+
+
+def measured_kernels(model: Model) -> list[Kernel]:
+    """The kernels that the model was trained on."""
+    op = get_op(model.op)
+    return [op.kernel_from_name(name) for name in model.manifest.get("kernels", ())]

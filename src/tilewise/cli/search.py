@@ -1,0 +1,68 @@
+"""`search`: looks for fast kernels in the legal space, guided by a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    FilterOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    parse_problem,
+    resolve_arch,
+    table,
+)
+from tilewise.cli.explain import ProblemWords
+from tilewise.cli.kernels import ConfigOption, EngineOption, pick
+from tilewise.cli.models import ModelOption, pick_model
+
+
+def search(
+    words: ProblemWords,
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    model: ModelOption = None,
+    strategy: Annotated[str, typer.Option(help="random or de (differential evolution).")] = "de",
+    budget: Annotated[int, typer.Option(min=1, help="Kernels that may be scored.")] = 200,
+    top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
+    seed: Annotated[int, typer.Option()] = 0,
+    engine: EngineOption = None,
+    expression: FilterOption = None,
+    config: ConfigOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Searches the legal kernels for one problem; the same seed gives the same answer."""
+    from tilewise.learn.search import legal_kernels, model_score
+    from tilewise.learn.search import search as look
+
+    chosen = resolve_arch(arch)
+    problem = parse_problem(op, words, dtype)
+    found = pick_model(model, op, chosen, dtype)
+    engines = engine or [e for e in found.calibration.engines if e != "any"]
+    pool = pick(op, chosen, problem.dtype, engines, expression, config)
+    space = legal_kernels(pool, problem, chosen)
+    score = model_score(found, problem, space, chosen)
+    answers = look(space, score, strategy=strategy, budget=budget, seed=seed)[:top]
+    if as_json:
+        return emit(
+            {
+                "problem": problem.to_dict(),
+                "strategy": strategy,
+                "budget": budget,
+                "legal": len(space),
+                "answers": [{"kernel": a.kernel.name, "score": a.score} for a in answers],
+            }
+        )
+    best = answers[0].score
+    rows = [[a.kernel.name, 100 * 2 ** (a.score - best)] for a in answers]
+    return table(
+        f"best of {min(budget, len(space))} tried, {len(space)} are legal",
+        ["kernel", "% of the best"],
+        rows,
+    )

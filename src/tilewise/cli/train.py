@@ -1,0 +1,118 @@
+"""`train`: from measurements to a model folder, cross-validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    JsonFlag,
+    emit,
+    err,
+    out,
+    resolve_arch,
+    table,
+)
+from tilewise.cli.models import StoresArgument
+
+
+def train(
+    stores: StoresArgument,
+    folder: Annotated[Path, typer.Option("--out", help="The model folder to write.")],
+    op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 5,
+    objective: Annotated[
+        str, typer.Option(help="regression, lambdarank or top_decile.")
+    ] = "regression",
+    targets: Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")] = "",
+    trees: Annotated[int, typer.Option(min=1)] = 200,
+    leaves: Annotated[int, typer.Option(min=2, max=255)] = 16,
+    learning_rate: Annotated[float, typer.Option(min=0.001, max=1.0)] = 0.09,
+    hard_rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
+    ] = 0,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="Continue from this model of the same features.")
+    ] = None,
+    tune: Annotated[int, typer.Option(min=0, help="Optuna trials before training.")] = 0,
+    compare_objectives: Annotated[
+        bool, typer.Option(help="Also judge every objective on the same folds.")
+    ] = False,
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Trains a model; equal measurements and seed give equal files."""
+    from tilewise.learn import objectives
+    from tilewise.learn.dataset import from_stores
+    from tilewise.learn.fit import Params, Trainer
+    from tilewise.learn.train import save
+    from tilewise.learn.train import train as fit
+
+    data = from_stores(stores, op=op, arch=resolve_arch(arch) if arch else None, dtype=dtype or "")
+    params = Params(
+        objective=objective,
+        base=objective == "regression",
+        targets=tuple(t for t in targets.split(",") if t),
+        trees=trees,
+        leaves=leaves,
+        learning_rate=learning_rate,
+        hard_rounds=hard_rounds,
+        seed=seed,
+        threads=threads,
+    )
+    rows: list[dict[str, Any]] = []
+    with err.status("training") as status:
+
+        def tell(text: str) -> None:
+            status.update(text)
+
+        if tune:
+            params = objectives.tune(Trainer(data), params, trials=tune, progress=tell)
+        if compare_objectives:
+            rows = objectives.compare_objectives(Trainer(data), params, progress=tell)
+        trained = fit(
+            data,
+            params,
+            name=folder.name,
+            fold_count=folds,
+            warm_start=warm_start,
+            progress=tell,
+        )
+        save(trained, data, folder, **({"objectives": rows} if rows else {}))
+    metrics = trained.model.metrics
+    if as_json:
+        return emit(
+            {
+                "model": str(folder),
+                "rows": len(data),
+                "problems": len(data.problems),
+                "kernels": len(data.kernels),
+                "trees": trained.model.forests["rank"].num_trees,
+                "objectives": rows,
+                **metrics,
+            }
+        )
+    show_efficiency(f"{folder.name}: {len(data):,} rows, cross-validated", metrics)
+    if rows:
+        columns = ["objective", "mean", "median", "p10", "top1"]
+        table("objectives", columns, [[row[c] for c in columns] for row in rows])
+    return out.print(f"written to {folder}")
+
+
+def show_efficiency(title: str, metrics: Any) -> None:
+    """Efficiency of the model beside the analytic model and the noise ceiling."""
+    columns = ("mean", "median", "p10", "p1", "min", "top1", "top5", "ndcg")
+    lines = []
+    for name, key in (("model", "efficiency"), ("analytic", "analytic")):
+        lines.append([name, *(metrics[key].get(c, "") for c in columns)])
+    ceiling = metrics.get("noise_ceiling") or {}
+    if ceiling:
+        lines.append(["noise ceiling", *(ceiling.get(c, "") for c in columns)])
+    table(title, ["% of the best", *columns], lines)
