@@ -281,6 +281,21 @@ def _fail(*_: object) -> None:
     raise ExecutionError("sabotaged")
 
 
+def test_operands_are_padded_for_kernels_that_need_it() -> None:
+    whole = default_registry("gemm", ARCH)
+    exact = whole.filter(lambda kernel: getattr(kernel, "exact", False))
+    kernel = exact.kernels[0]
+    for m, n, k in ((kernel.mr, kernel.nr, 9), (kernel.mr + 1, kernel.nr - 1, 13), (1, 1, 1)):
+        problem = tw.GemmProblem(m=m, n=n, k=k, layout="rrr")
+        a, b = arrays(m, n, k)
+        out = np.full((m, n), np.nan, np.float32)
+        result = exact.run(problem, a, b, out=out)
+        assert getattr(result.kernel, "exact", False)
+        assert close(out, a.astype(np.float64) @ b, k)
+        padding = result.workspace_bytes > 0
+        assert padding == bool(m % result.kernel.mr or n % result.kernel.nr)
+
+
 def test_plans_are_remembered_and_workspace_is_known(registry: tw.Registry) -> None:
     problem = tw.GemmProblem(m=96, n=96, k=96)
     plan, _ = registry.dispatcher.plan(problem)

@@ -47,7 +47,8 @@ def instance(k: CpuGemmKernel) -> str:
     if k.family == "unpacked":
         packs = "true" if k.access == "bpanels" else "false"
         split = f"tw::Split::{SPLITS[k.split]}"
-        return f"Unpacked<{k.mr}, {k.vectors}, {k.unroll}, {packs}, {split}>"
+        exact = str(k.exact).lower()
+        return f"Unpacked<{k.mr}, {k.vectors}, {k.unroll}, {packs}, {split}, {exact}>"
     if k.family == "skinny":
         if k.access == "dot":
             return f"SkinnyDot<{types}, {k.mr}, {k.nr}, {k.ahead}>"

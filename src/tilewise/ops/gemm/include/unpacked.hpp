@@ -19,7 +19,8 @@ struct ClampedA {
   TW_INLINE void next() { p += col; }
 };
 
-template <int kMr, int kNv, int kUnroll, bool kPacksB, Split kSplit>
+// An exact kernel has no code for edges: M and N must be multiples of the tile.
+template <int kMr, int kNv, int kUnroll, bool kPacksB, Split kSplit, bool kExact>
 struct Unpacked {
   static constexpr int kNr = kNv * kLanes;
 
@@ -80,7 +81,9 @@ struct Unpacked {
         const int64_t rows = min_of(kMr, m - i);
         const Tile t{of.a + (m0 + i) * g.a_row,        g.a_row, g.a_col, kPacksB ? panel : b, g.b_row,
                      of.c + (m0 + i) * g.c_row + n0 + j, g.c_row, g.k};
-        if (rows == kMr && cols == kNr)
+        if constexpr (kExact)
+          whole(t);
+        else if (rows == kMr && cols == kNr)
           whole(t);
         else
           edge<kNv>(t, rows, cols);
@@ -95,6 +98,7 @@ struct Unpacked {
   static int32_t run(const tw_gemm_args& g) {
     if (is_trivial<float>(g)) return 0;
     if (!kPacksB && g.b_col != 1 && g.n > 1) return 1;
+    if (kExact && (g.m % kMr || g.n % kNr)) return 2;
     const int64_t threads = threads_of(g.pool);
     const Grid grid = grid_of(kSplit, max_of(1, threads / min_of(g.batch, threads)), g.m, g.n, kMr, kNr);
     parallel_units(g.pool, g.batch * grid.count(), [&](int64_t slot, int64_t unit) {

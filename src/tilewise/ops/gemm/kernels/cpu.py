@@ -58,6 +58,7 @@ class CpuGemmKernel(Kernel):
     ahead: int = trait("p", (0, 8, 16), default=0, doc="vectors prefetched ahead of a stream")
     split: str = trait("by", ("m", "n", "grid", "shared", "long", "k"), doc="what threads share")
     split_k: int = trait("k", (1, 2, 4, 8, 16), default=1, doc="slices of the reduction")
+    exact: bool = trait("exact", (False, True), default=False, doc="has no code for edges")
 
     def __post_init__(self) -> None:
         self.check_choices()
@@ -95,6 +96,10 @@ class CpuGemmKernel(Kernel):
             return (self.mr, self.mr, self.lanes if self.access == "dot" else 1)
         return (self.mr, self.nr, 1)
 
+    def alignment(self, problem: GemmProblem) -> tuple[int, ...]:
+        """An exact kernel serves other sizes through padded copies."""
+        return (self.mr, self.nr, 1) if self.exact else ()
+
     @property
     def efficiency(self) -> float:
         """The share of peak that the inner loop can reach, for the analytic model.
@@ -121,6 +126,8 @@ def _why_impossible(k: CpuGemmKernel) -> str | None:
         return f"access is {k.access}; use {' or '.join(ACCESSES[k.family])}"
     if k.split not in SPLITS[k.family]:
         return f"split is {k.split}; use {' or '.join(SPLITS[k.family])}"
+    if k.exact and k.family != "unpacked":
+        return "exact is for unpacked kernels"
     if k.family == "unpacked" and k.dtype != "fp32":
         return f"dtype is {k.dtype}; only fp32 can be read in place, others must be converted"
     if min(k.mr, k.nr, k.unroll) < 1:
@@ -204,6 +211,8 @@ def _why_unfit(kernel: CpuGemmKernel, problem: GemmProblem, arch: Arch) -> str |
 
 
 def _why_not_unpacked(kernel: CpuGemmKernel, problem: GemmProblem, arch: Arch) -> str | None:
+    if kernel.exact and (problem.m % kernel.mr or problem.n % kernel.nr):
+        return f"M and N must be multiples of the {kernel.mr}x{kernel.nr} tile"
     if kernel.access == "inplace" and problem.layout[1] != "r":
         return f"layout is {problem.layout}; B must be row-major to be read in place"
     panel = problem.k * kernel.nr * 4

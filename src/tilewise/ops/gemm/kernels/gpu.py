@@ -96,6 +96,15 @@ class TritonGemmKernel(Kernel):
     def is_deterministic(self) -> bool:
         return not self.atomic
 
+    def alignment(self, problem: GemmProblem) -> tuple[int, ...]:
+        """TMA copies rows of multiples of 16 bytes: what is contiguous must be as long."""
+        if self.family not in HOPPER_FAMILIES:
+            return ()
+        unit = 16 // element(self.dtype).bytes
+        a, b = problem.layout[:2]
+        along_k = a == "r" or b == "c"
+        return (unit if a == "c" else 1, unit if b == "r" else 1, unit if along_k else 1)
+
     def swaps(self, problem: GemmProblem) -> bool:
         """Whether it computes the transpose of C, B's columns being the tile's rows."""
         if self.family in ("skinny", "gemv"):
@@ -178,11 +187,6 @@ def _why_not_specialised(kernel: TritonGemmKernel, arch: Arch) -> str | None:
         return "int8 warpgroup products are at most 128 columns wide"
     if kernel.warps > 4 and kernel.blocks > 1:
         return "two groups of math warps fill a multiprocessor's registers"
-    if kernel.tile_k * element(kernel.dtype).bytes < 64:
-        return "a step is shorter than a row of swizzled shared memory"
-    room = {1: 192, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
-    if kernel.tile_m * kernel.tile_n // (32 * kernel.warps * groups) > room:
-        return f"{kernel.blocks} blocks leave {room} accumulators per thread"
     if kernel.tile_k * element(kernel.dtype).bytes < 64:
         return "a step is shorter than a row of swizzled shared memory"
     room = {1: 192, 2: 128, 3: 64, 4: 32}.get(kernel.blocks, 0)
