@@ -32,7 +32,7 @@ def from_shapes(
     groups: int = 1,
     direction: str = "fwd",
 ) -> ConvProblem:
-    """The problem of a layer whose input is [N, C, ...] and whose filter is [K, C / groups, ...]."""
+    """The problem of a layer with input [N, C, ...] and filter [K, C / groups, ...]."""
     rank = len(x) - 2
     if rank not in (1, 2, 3) or len(w) != rank + 2:
         raise TensorError(

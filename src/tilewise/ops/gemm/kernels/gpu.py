@@ -101,7 +101,7 @@ class TritonGemmKernel(Kernel):
         if self.family not in HOPPER_FAMILIES:
             return ()
         unit = 16 // element(self.dtype).bytes
-        a, b = problem.layout[:2]
+        a, b = problem.layout[0], problem.layout[1]
         along_k = a == "r" or b == "c"
         return (unit if a == "c" else 1, unit if b == "r" else 1, unit if along_k else 1)
 
