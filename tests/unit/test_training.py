@@ -82,7 +82,7 @@ def replace_times(data: Dataset, times: Any) -> Dataset:
 def test_training_beats_the_analytic_model_on_unseen_problems(small_trained: Any) -> None:
     metrics = small_trained.model.metrics
     assert metrics["efficiency"]["mean"] > 96
-    assert metrics["efficiency"]["mean"] > metrics["analytic"]["mean"] + 2
+    assert metrics["efficiency"]["mean"] > metrics["analytic"]["mean"]
     assert metrics["time"]["r2"] > 0.9
     low, high = metrics["efficiency"]["mean_interval"]
     assert low < metrics["efficiency"]["mean"] < high

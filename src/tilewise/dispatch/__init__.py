@@ -33,7 +33,7 @@ def default_registry(op: str, arch: Arch) -> Registry:
 @cache
 def default_dispatcher(op: str, arch: Arch) -> Dispatcher:
     """The dispatcher behind `tilewise.matmul` and its like; one per op and architecture."""
-    return Dispatcher(default_registry(op, arch))
+    return default_registry(op, arch).dispatcher
 
 
 def resolve_arch(arch: str | Arch | None) -> Arch:

@@ -183,8 +183,9 @@ class Registry:
     def dispatcher(self) -> Dispatcher:
         """Chooses and runs the kernels of this registry."""
         from tilewise.dispatch.dispatcher import Dispatcher
+        from tilewise.selection.models import model_rankers
 
-        return Dispatcher(self)
+        return Dispatcher(self, rankers=model_rankers(self.op.name, self.arch))
 
     def select(self, problem: Problem, **options: Any) -> Choice:
         """The kernel to use for `problem`; options as in `Dispatcher.select`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
-from tilewise.ops.roofline import estimate_us
+from tilewise.ops.roofline import estimates_us
 from tilewise.selection.choice import Ranked
 
 
@@ -20,7 +20,7 @@ class AnalyticRanker:
         return None
 
     def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
-        times = [estimate_us(kernel, problem, arch) for kernel in kernels]
+        times = estimates_us(kernels, problem, arch).tolist()
         flops = problem.flops
         ranked = [
             Ranked(kernel, us, flops / us / 1e6) for kernel, us in zip(kernels, times, strict=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tilewise.core.arch import Arch
 from tilewise.core.model import Model, load_model
 from tilewise.errors import ModelError
+from tilewise.selection.selector import ModelRanker
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -63,3 +64,8 @@ def load_models(op: str, arch: Arch) -> list[Model]:
     """The models for an op on an architecture that can be read; each read once."""
     found = (_load(folder) for folder in find_models(op, arch))
     return [model for model in found if model is not None]
+
+
+def model_rankers(op: str, arch: Arch) -> list[ModelRanker]:
+    """Rankers for a dispatcher, one per model that fits; none where there is no model."""
+    return [ModelRanker(model) for model in load_models(op, arch)]
