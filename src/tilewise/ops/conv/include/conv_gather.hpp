@@ -43,7 +43,6 @@ struct Gather {
   View* view;
   int64_t* first_task;
   float** packed;
-  int64_t filter_panel_bytes = 0;
 
   // What a worker owns; sized for the largest view.
   int64_t image_floats = 0, sums_floats = 0, tables = 0, stretches = 0;
@@ -103,7 +102,6 @@ struct Gather {
     int64_t pixels = round_up(kBlockT, kPixels), image;
     if (kSource == Source::direct) {
       const int64_t rows = rows_of(v), bound = planes_bound(args, v, rows);
-      pixels = round_up(rows * (bound / rows), kPixels);
       // The pitch is not known here; no plane row is longer than its bound.
       const int64_t reach = (args->filter[2] - 1) * args->dilation[2] + 2;
       pixels = round_up(rows * (v.axis[2].count + reach), kPixels);
@@ -366,7 +364,7 @@ struct Gather {
           if constexpr (!kInPlace || kExact) gather_rows(w.image, src, b, k0, length);
         } else if constexpr (!kInPlace) {
           for (int64_t p = 0; p < b.panels; ++p)
-            gather_columns(w.image + p * (length * kNr), src, b, p, k0, length, w.offsets);
+            gather_columns(w.image + p * (length * kNr), src, b, p, k0, length);
         }
         walk.segments = 1, walk.length = length;
         walk.a_offset = walk.b_offset = kZero;
@@ -455,8 +453,7 @@ struct Gather {
   }
 
   // nchw: kNr columns of the implicit matrix, rows [k0, k0 + length) of them.
-  void gather_columns(float* image, const In* src, const Block& b, int64_t panel, int64_t k0, int64_t length,
-                      int64_t* table) const {
+  void gather_columns(float* image, const In* src, const Block& b, int64_t panel, int64_t k0, int64_t length) const {
     const View& v = *b.view;
     const Axis* ax = v.axis;
     const int64_t first = b.first + panel * kNr, count = min_of(kNr, b.count - panel * kNr);
@@ -499,7 +496,6 @@ struct Gather {
       }
       k += run;
     }
-    (void)table;
   }
 
   // ---- the whole ----

@@ -81,6 +81,7 @@ struct WeightProduct {
     panels_x = ceil_div(c, kWideX), panels_y = ceil_div(k, kWideY);
     const int64_t high = view.axis[1].count, wide = view.axis[2].count;
     rows = max_of(1, min_of(high, kBlock / wide));
+    rows = ceil_div(high, ceil_div(high, rows));  // equal cuts
     slabs = rows == high ? max_of(1, kBlock / (high * wide)) : 1;
     const int64_t all = args->n * view.axis[0].count * ceil_div(high, rows);
     slabs = max_of(1, min_of(slabs, all));
@@ -105,7 +106,7 @@ struct WeightProduct {
     splits_x = min_of(panels_x, ceil_div(panels_x * bytes, kSumsBytes));
     if (splits_x == panels_x) splits_y = min_of(panels_y, ceil_div(bytes, 2 * kSumsBytes));
     while (workers > 1 && splits_x * splits_y * args->g < 2 * workers) {
-      if (splits_x < panels_x && splits_x * 2 <= panels_x * 2)
+      if (splits_x < panels_x)
         splits_x = min_of(panels_x, splits_x * 2);
       else if (splits_y < panels_y)
         splits_y = min_of(panels_y, splits_y * 2);
