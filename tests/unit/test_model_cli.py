@@ -1,0 +1,116 @@
+"""The commands around models, from a store to a header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tilewise.cli import evaluate, explain, export_c, search, train
+from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.learn.dataset import Dataset
+from tilewise.sweep.store import write_rows
+
+WORDS = ("--op", "gemm", "--arch", "gfx950", "--dtype", "bf16", "M=512", "N=1024", "K=768")
+
+
+@pytest.fixture(scope="module")
+def store(small_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data as a store on disk."""
+    setting = Setting(arch="gfx950", device="made up", toolchain="none", policy=Policy())
+    rows = []
+    for p, k, us in zip(
+        small_data.problem_index, small_data.kernel_index, small_data.time_us, strict=True
+    ):
+        failed = us != us
+        rows.append(
+            Measurement.of(
+                small_data.problems[p],
+                small_data.kernels[k],
+                setting,
+                status="crash" if failed else "ok",
+                time_us=None if failed else float(us),
+                spread_us=None if failed else 0.01 * float(us),
+                repeats=0 if failed else 20,
+            )
+        )
+    path = tmp_path_factory.mktemp("store") / "store"
+    write_rows(path, rows)
+    return path
+
+
+def run(*words: Any) -> Any:
+    app = typer.Typer()
+    app.command("train")(train.train)
+    app.command("evaluate")(evaluate.evaluate)
+    app.command("compare")(evaluate.compare)
+    app.command("explain")(explain.explain)
+    app.command("predict")(explain.predict)
+    app.command("search")(search.search)
+    app.command("export-c")(export_c.export_c)
+    return CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    done = run(
+        "train", store, "--out", folder, "--trees", 30, "--leaves", 8, "--folds", 3, "--json"
+    )
+    assert done.exit_code == 0
+    return folder, json.loads(done.stdout)
+
+
+def test_train_reports_what_it_learned(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = trained
+    assert report["efficiency"]["mean"] > 90
+    assert report["noise_ceiling"]["mean"] <= 100
+    assert (folder / "model.json.gz").is_file()
+    assert (folder / "folds.json").is_file()
+
+
+def test_evaluate_and_compare(trained: tuple[Path, dict[str, Any]], store: Path) -> None:
+    folder, report = trained
+    done = run("evaluate", folder, store, "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["efficiency"]["mean"] == pytest.approx(report["efficiency"]["mean"])
+    assert found["problems_unseen"] == 0
+    assert run("evaluate", folder, store).exit_code == 0
+    assert run("compare", folder, folder, store, "--json").exit_code == 0
+
+
+def test_compare_fails_by_its_exit_code(
+    trained: tuple[Path, dict[str, Any]], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = {"problems": 1, "passed": False, "checks": [], "fallen": []}
+    monkeypatch.setattr("tilewise.learn.compare.compare", lambda *_: verdict)
+    folder, _ = trained
+    done = run("compare", folder, folder, store, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["passed"] is False
+
+
+def test_one_problem_can_be_asked_about(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    told = json.loads(run("explain", *WORDS, "--model", folder, "--json").stdout)
+    listed = json.loads(run("predict", *WORDS, "--model", folder, "--json").stdout)
+    assert told["kernel"] in {row["kernel"] for row in listed}
+    assert [r["predicted_us"] for r in listed] == sorted(r["predicted_us"] for r in listed)
+    found = json.loads(
+        run("search", *WORDS, "--model", folder, "--budget", 20, "--top", 3, "--json").stdout
+    )
+    assert len(found["answers"]) == 3
+    for command in ("explain", "predict", "search"):
+        assert run(command, *WORDS, "--model", folder).exit_code == 0
+
+
+def test_a_header_is_written(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, _ = trained
+    done = run("export-c", folder, tmp_path / "m.h", "--name", "mine", "--json")
+    assert json.loads(done.stdout)["kernels"] > 0
+    assert "mine_rank" in (tmp_path / "m.h").read_text()
