@@ -72,7 +72,7 @@ def test_a_remembered_problem_is_not_scored_again(
         p for p in synthetic_problems("gemm", "bf16", 50, seed=5) if _is_served(chosen, p)
     )
     kernel = chosen.select(problem)
-    monkeypatch.setattr(chosen, "order", None)
+    monkeypatch.setattr(chosen, "ranking", None)
     assert chosen.select(problem) is kernel
 
 

@@ -224,7 +224,7 @@ class CompiledScorer:
             order=self._hold(self.order),
             score=self._hold(self.score),
             info=self._hold(self.info),
-            keys=self._hold(np.zeros(2 * len(padded), np.uint64)),
+            keys=self._hold(np.zeros(4 * len(padded), np.uint64)),
         )
         self._set_level(context, model.forests["level"])
         return context

@@ -22,7 +22,7 @@ _HEAD = """\
 #else
 #define TW_LANES 2
 #endif
-#define TW_TOGETHER 2
+#define TW_TOGETHER 4
 
 """
 
@@ -127,11 +127,11 @@ static inline void sum_blocks(const tw_forest *f, const uint8_t *rows, int32_t *
 }
 
 static inline void sum_trees(const tw_forest *f, const uint8_t *rows, int32_t *total, int blocks) {
-  if (blocks == TW_TOGETHER)
-    sum_blocks<TW_TOGETHER>(f, rows, total);
-  else
-    for (int b = 0; b < blocks; ++b)
-      sum_blocks<1>(f, rows + (size_t)b * TW_ROWS * TW_BLOCK, total + b * TW_BLOCK);
+  const size_t size = (size_t)TW_ROWS * TW_BLOCK;
+  int b = 0;
+  for (; b + 4 <= blocks; b += 4) sum_blocks<4>(f, rows + b * size, total + b * TW_BLOCK);
+  for (; b + 2 <= blocks; b += 2) sum_blocks<2>(f, rows + b * size, total + b * TW_BLOCK);
+  for (; b < blocks; ++b) sum_blocks<1>(f, rows + b * size, total + b * TW_BLOCK);
 }
 #else
 typedef unsigned char vec __attribute__((vector_size(TW_LANES * 8), may_alias));
@@ -281,6 +281,35 @@ TW_API void tw_features(tw_context *c, const double *problem, double *values, do
              mixed + b * TW_MIXED * TW_BLOCK);
 }
 
+/* Best first and stable: of equal scores the earlier kernel of the pool comes first. */
+static void sort_pool(tw_context *c) {
+  struct item { uint64_t key; int32_t at; int32_t unused; };
+  item *items = (item *)c->keys, *other = items + c->blocks * TW_BLOCK;
+  const int64_t count = c->kernels;
+  for (int64_t i = 0; i < count; ++i) {
+    /* The bits of a double, turned so that a larger score is a smaller integer; -0 is 0. */
+    const double score = c->score[i] + 0.0;
+    uint64_t bits;
+    std::memcpy(&bits, &score, 8);
+    items[i] = {bits >> 63 ? bits : ~bits & ~((uint64_t)1 << 63), (int32_t)i, 0};
+  }
+  if (count < 512) {
+    std::sort(items, items + count, [](const item &x, const item &y) {
+      return x.key < y.key || (x.key == y.key && x.at < y.at);
+    });
+  } else {
+    for (int shift = 0; shift < 64; shift += 11) {
+      int32_t start[2049] = {0};
+      for (int64_t i = 0; i < count; ++i) ++start[(items[i].key >> shift & 2047) + 1];
+      if (start[(items[0].key >> shift & 2047) + 1] == count) continue;
+      for (int d = 0; d < 2048; ++d) start[d + 1] += start[d];
+      for (int64_t i = 0; i < count; ++i) other[start[items[i].key >> shift & 2047]++] = items[i];
+      std::swap(items, other);
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) c->order[i] = items[i].at;
+}
+
 TW_API void tw_rank(tw_context *c, const double *problem) {
   double values[TW_VALUES + 1];
   alignas(64) double mixed[(TW_MIXED + 1) * TW_BLOCK];
@@ -315,14 +344,7 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
       score[i] -= c->handicap[first * TW_BLOCK + i];
     }
   }
-  /* Stable: of equal scores the earlier kernel of the pool comes first. */
-  struct item { double score; int32_t at; };
-  item *items = (item *)c->keys;
-  for (int64_t i = 0; i < c->kernels; ++i) items[i] = {c->score[i], (int32_t)i};
-  std::sort(items, items + c->kernels, [](const item &x, const item &y) {
-    return x.score > y.score || (x.score == y.score && x.at < y.at);
-  });
-  for (int64_t i = 0; i < c->kernels; ++i) c->order[i] = items[i].at;
+  sort_pool(c);
 }
 """
 

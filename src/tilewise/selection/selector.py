@@ -28,6 +28,8 @@ from tilewise.settings import settings
 log = logging.getLogger("tilewise")
 
 REMEMBERED = 65536
+_FEW = 256
+"""Below this many kernels a plain loop puts them in order faster than NumPy."""
 UNFAMILIAR_FILE = "unfamiliar.jsonl"
 _MAX_UNFAMILIAR_BYTES = 4 * 2**20
 
@@ -99,6 +101,8 @@ class Selector:
             if kernel.op != self.model.op:
                 raise InputError(f"{kernel.name} computes {kernel.op}, the model {self.model.op}")
         self.scorer: Scorer = make_scorer(self.model, self.kernels, self.arch, compiled=compiled)
+        self._pool = np.empty(len(self.kernels), object)
+        self._pool[:] = self.kernels
         self._lock = threading.Lock()
         kind = get_op(self.model.op).problem
         self._key = attrgetter(*(f.name for f in fields(kind)))  # type: ignore[arg-type]
@@ -110,19 +114,18 @@ class Selector:
         with self._lock:
             return self.scorer(problem)
 
-    def order(self, problem: Problem) -> list[int]:
-        """Places in the pool, fastest first."""
+    def ranking(self, problem: Problem) -> list[Kernel]:
+        """The pool, fastest first, whether or not each kernel can serve the problem."""
         with self._lock:
             scorer = self.scorer
             if isinstance(scorer, CompiledScorer):
                 scorer.rank(problem)
-                return list(scorer.order[: scorer.count].tolist())
-            return list(scorer(problem).order.tolist())
-
-    def ranking(self, problem: Problem) -> list[Kernel]:
-        """The pool, fastest first, whether or not each kernel can serve the problem."""
-        kernels = self.kernels
-        return [kernels[i] for i in self.order(problem)]
+                order = scorer.order[: scorer.count]
+                if scorer.count < _FEW:
+                    kernels = self.kernels
+                    return [kernels[i] for i in order.tolist()]
+                return list(self._pool[order])
+            return list(self._pool[scorer(problem).order])
 
     def select(self, problem: Problem) -> Kernel:
         """The fastest kernel that can serve; remembered."""
