@@ -31,8 +31,8 @@ def settings() -> Settings:
     cache_dir = os.environ.get("TILEWISE_CACHE_DIR") or f"{home}/tilewise"
     models = os.environ.get("TILEWISE_MODEL_DIR")
     threads = os.environ.get("TILEWISE_THREADS", "")
-    if threads and not (threads.isdigit() and int(threads) > 0):
-        raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be a positive integer")
+    if threads and not (threads.isascii() and threads.isdecimal() and 0 < int(threads) < 4097):
+        raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be an integer from 1 to 4096")
     return Settings(
         cache_dir=Path(cache_dir).expanduser(),
         model_dir=Path(models).expanduser() if models else None,

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -334,6 +335,108 @@ def test_several_engines_with_their_own_threads() -> None:
         out = np.full((65, 47), np.nan, np.float32)
         CpuEngine(threads).plan(kernel, problem, ARCH).execute((a, b), out)
         assert close(out, a.astype(np.float64) @ b, 33)
+
+
+def test_a_batch_of_one_stays_a_batch() -> None:
+    a, b = np.ones((1, 5, 7), np.float32), np.ones((1, 7, 9), np.float32)
+    assert tw.matmul(a, b).shape == (1, 5, 9)
+    x = torch.ones(1, 5, 7, requires_grad=True)
+    tw.matmul(x, torch.ones(1, 7, 9)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (1, 5, 7)
+
+
+def test_lazily_negated_tensors_keep_their_sign() -> None:
+    a, b = (torch.from_numpy(t) for t in arrays(5, 6, 7))
+    assert torch.equal(tw.matmul(torch._neg_view(a), b), tw.matmul(-a, b))
+    with pytest.raises(TensorError, match="lazily negated"):
+        tw.matmul(a, b, out=torch._neg_view(torch.empty(5, 6)))
+
+
+def test_tensors_of_other_devices_and_libraries_are_refused() -> None:
+    a, b = (torch.from_numpy(t) for t in arrays(3, 3, 3))
+    with pytest.raises(TensorError, match="on meta"):
+        tw.matmul(a, b, out=torch.empty(3, 3, device="meta"))
+    with pytest.raises(TensorError, match="on meta"):
+        tw.matmul(a.to("meta"), b.to("meta"))
+    with pytest.raises(TensorError, match="two libraries"):
+        tw.matmul(a, b.numpy())
+    with pytest.raises(TensorError, match="convert the array"):
+        tw.matmul(a.clone().requires_grad_(), b.numpy())
+
+
+def test_a_callers_workspace_is_enough_at_any_address_and_checked() -> None:
+    kernel = next(k for k in default_registry("gemm", ARCH) if getattr(k, "family", "") == "packed")
+    problem = tw.GemmProblem(m=70, n=50, k=30, layout="rrr")
+    a, b = arrays(70, 50, 30)
+    plan = get_engine("cpu").plan(kernel, problem, ARCH)
+    for offset in (0, 1, 63):
+        held = np.full(plan.workspace_bytes + 256, 7, np.uint8)
+        out = np.full((70, 50), np.nan, np.float32)
+        plan.execute((a, b), out, held[offset : offset + plan.workspace_bytes])
+        assert close(out, a.astype(np.float64) @ b, 30)
+        assert (held[offset + plan.workspace_bytes :] == 7).all()
+        assert (held[:offset] == 7).all()
+    with pytest.raises(ExecutionError, match="are needed"):
+        plan.execute((a, b), out, np.empty(plan.workspace_bytes - 1, np.uint8))
+
+
+def test_registries_keep_their_device_and_refuse_nonsense(registry: tw.Registry) -> None:
+    h200 = tw.Registry("gemm", tw.load_arch("sm_90", "H200"))
+    assert tw.Registry.from_json(h200.to_json()).arch == h200.arch
+    assert tw.Registry.from_json(registry.to_json()).arch == registry.arch
+    name = registry.kernels[0].name
+    assert registry.declare([name]) == [registry.kernels[0]]
+    for wrong in ({"priority": "urgent"}, {"mr": 4}):
+        with pytest.raises(InputError):
+            registry.declare(name, **wrong)
+    with pytest.raises(FileError):
+        tw.Registry.from_json(Path("no-such-file.json"))
+    with pytest.raises(FileError):
+        tw.Registry.from_json("[" * 200_000)
+    with pytest.raises(InputError, match="top_k"):
+        registry.select(tw.GemmProblem(m=1, n=1, k=1), top_k=0)
+
+
+def test_building_without_a_compiler_is_a_recorded_failure(
+    registry: tw.Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_engine("cpu"), "why_unavailable", lambda: "no compiler")
+    assert {b.status for b in registry.build()} == {"compile_error"}
+    assert registry.select(tw.GemmProblem(m=8, n=8, k=8)).path == "vendor"
+
+
+def test_second_derivatives_of_a_product() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+
+    def second(product) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        (first,) = torch.autograd.grad(product(x, y).pow(2).sum(), x, create_graph=True)
+        (again,) = torch.autograd.grad(first.sum(), x)
+        return again
+
+    torch.testing.assert_close(second(tw.matmul), second(torch.matmul))
+
+
+def test_convolution_settings_are_pytorchs() -> None:
+    x, w, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3), torch.randn(6)
+    theirs = torch.nn.functional.conv2d(x, w, bias, padding="same", dilation=2)
+    torch.testing.assert_close(tw.conv2d(x, w, bias, padding="same", dilation=2), theirs)
+    ours = tw.conv2d(x, w, stride=np.int64(2), padding=(1, 0))
+    torch.testing.assert_close(ours, torch.nn.functional.conv2d(x, w, stride=2, padding=(1, 0)))
+    for wrong in ({"stride": 1.5}, {"stride": None}, {"padding": "some"}, {"padding": (1, 2, 3)}):
+        with pytest.raises(InputError):
+            tw.conv2d(x, w, **wrong)
+    with pytest.raises(TypeError):
+        tw.conv2d(x, w, direction="bwd_data")
+
+
+def test_tensors_that_require_gradients_may_be_run_directly(registry: tw.Registry) -> None:
+    a, b = (torch.from_numpy(t).requires_grad_() for t in arrays(6, 5, 4))
+    problem = tw.GemmProblem(m=6, n=5, k=4, layout="rrr")
+    assert not registry.run(problem, a, b).out.requires_grad
+    vendor = tw.Registry("gemm", ARCH)
+    assert not vendor.run(problem, a, b).out.requires_grad
 
 
 def test_gradients_are_pytorchs() -> None:

@@ -69,9 +69,29 @@ def test_every_input_changes_the_key(tmp_path: Path) -> None:
 def test_the_cache_is_private(cache: Path) -> None:
     compile_units([answer(4)])
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    cache.chmod(0o777)
-    private_folder(cache)
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE((cache / "cpu").stat().st_mode) == 0o700
+    (cache / "cpu").chmod(0o777)
+    with pytest.raises(BuildError, match="others may write"):
+        compile_units([answer(4)])
+
+
+def test_a_compiler_that_writes_nothing_is_a_recorded_failure(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "fake-c++"
+    fake.write_text("#!/bin/sh\necho fake 1.0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("TILEWISE_CXX", str(fake))
+    settings.cache_clear()
+    find_compiler.cache_clear()
+    try:
+        (made,) = compile_units([answer(8)])
+    finally:
+        monkeypatch.delenv("TILEWISE_CXX")
+        settings.cache_clear()
+        find_compiler.cache_clear()
+    assert made.library is None
+    assert "wrote no library" in made.log
 
 
 def test_a_damaged_entry_is_built_again(cache: Path) -> None:

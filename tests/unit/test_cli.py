@@ -61,7 +61,15 @@ def test_rank_says_who_chose() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rank", "--op", "gemm", "M=1"], "gemm needs M N K"),
+        (["rank", "--op", "gemm", "M=1"], "gemm needs N, K as well"),
+        (["rank", "--op", "gemm", "M=1", "M=2", "N=1", "K=1"], "M is given twice"),
+        (["rank", "--op", "gemm", "--engine", "abacus", "M=1", "N=1", "K=1"], "'abacus'"),
+        (["kernels", "list", "--op", "gemm", "--dtype", "bogus"], "dtype is 'bogus'"),
+        (["kernels", "count", "--op", "gemm", "--engine", "abacus"], "'abacus'"),
+        (["kernels", "count", "--op", "gemm", "--config", "/dev/null"], "not a config"),
+        (["kernels", "check", "--op", "gemm", "--file", "/bin/true"], "cannot be read"),
+        (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "no file name"),
+        (["build", "--op", "gemm", "--arch", "gfx942", "--engine", "ck_tile"], "own library"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K"], "'K' is not KEY=VALUE"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "unknown keys"),
         (["rank", "--op", "gem", "M=1"], "op 'gem' is unknown; use one of"),
@@ -79,3 +87,35 @@ def test_bad_input_is_two_and_one_clear_message(words: list[str], says: str) -> 
     assert ran.stdout == ""
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "tilewise",
+        "kernels",
+        "list",
+        "--op",
+        "gemm",
+        "--arch",
+        "gfx950",
+    ]
+    listing = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert listing.stdout is not None
+    listing.stdout.readline()
+    listing.stdout.close()
+    assert listing.wait(timeout=60) == 0
+    assert listing.stderr is not None
+    assert listing.stderr.read() == b""
+    listing.stderr.close()
+
+
+def test_doctor_and_a_small_build(tmp_path: Path) -> None:
+    names = {row["what"] for row in shown("doctor")}
+    assert {"C++ compiler", "device", "cache"} <= names
+    built = shown(
+        *("build", "--op", "gemm", "--dtype", "fp32", "--engine", "cpu"),
+        *("--filter", "family == 'gemv' and access == 'dot' and ahead == 0"),
+    )
+    assert built["ok"] == len(built["kernels"]) > 0

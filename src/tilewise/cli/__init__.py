@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -27,6 +28,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("stopped", 130)
     except BrokenPipeError:
+        # The reader has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tilewise.cli.console import JsonFlag, emit, resolve_arch, table
-from tilewise.core.arch import Arch, known_archs, load_arch, sources
+from tilewise.core.arch import known_archs, load_arch, sources
 
 app = typer.Typer(help="Architectures and the live device.", no_args_is_help=True)
-
-
-def as_dict(arch: Arch) -> dict[str, Any]:
-    """Every figure, JSON-ready."""
-    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(arch).items()}
 
 
 @app.command("list")
@@ -23,7 +17,7 @@ def list_(as_json: JsonFlag = False) -> None:
     """Lists every architecture with a data file."""
     archs = [load_arch(name) for name in known_archs()]
     if as_json:
-        return emit([as_dict(arch) for arch in archs])
+        return emit([arch.to_dict() for arch in archs])
     columns = ["name", "device", "kind", "units", "clock MHz", "memory GB/s", "fp32", "bf16"]
     rows = [
         [a.name, a.device, a.kind, a.compute_units, a.clock_mhz, a.memory_gb_s]
@@ -41,9 +35,9 @@ def show(
     """Shows every figure of one architecture with its source."""
     arch = resolve_arch(name)
     if as_json:
-        return emit({**as_dict(arch), "sources": sources(arch.name)})
-    where = sources(arch.name)
-    rows = [[k, v, where.get(k, "")] for k, v in as_dict(arch).items()]
+        return emit({**arch.to_dict(), "sources": sources(arch.name, arch.device)})
+    where = sources(arch.name, arch.device)
+    rows = [[k, v, where.get(k, "")] for k, v in arch.to_dict().items()]
     return table(arch.label, ["figure", "value", "source"], rows)
 
 
@@ -52,5 +46,5 @@ def detect(as_json: JsonFlag = False) -> None:
     """Shows the live device with its true figures."""
     arch = resolve_arch(None)
     if as_json:
-        return emit(as_dict(arch))
-    return table(f"This machine: {arch.label}", ["figure", "value"], as_dict(arch).items())
+        return emit(arch.to_dict())
+    return table(f"This machine: {arch.label}", ["figure", "value"], arch.to_dict().items())

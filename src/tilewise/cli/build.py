@@ -46,7 +46,8 @@ def build(
     ]
     if not kernels:
         raise InputError(
-            f"no kernel of {op} on {chosen.label} is left to build; loosen the options"
+            f"no kernel of {op} on {chosen.label} is left to build; loosen the options (foreign "
+            "kernels such as CK Tile's are built by their own library)"
         )
     started = time.perf_counter()
     builds = compile_all(kernels, chosen, max_workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
@@ -26,8 +27,20 @@ FilterOption = Annotated[
     str | None, typer.Option("--filter", help="Keep kernels for which this expression holds.")
 ]
 
-out = Console()
-err = Console(stderr=True)
+
+class PlainConsole(Console):
+    """Shows names and paths as they are: brackets in them are not markup."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Lets `main` decide; rich would end the program with an error."""
+        raise BrokenPipeError
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 
 def emit(value: Any) -> None:
@@ -71,19 +84,16 @@ def resolve_arch(name: str | None) -> Arch:
 def parse_problem(op: str, words: Sequence[str], dtype: str | None = None) -> Problem:
     """A problem from `KEY=VALUE` words."""
     values: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    kind = get_op(op).problem
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not text:
             raise InputError(f"{word!r} is not KEY=VALUE; write for example M=128 N=1536 K=7168")
-        try:
-            values[key] = int(text)
-        except ValueError:
-            values[key] = text
-    keys = get_op(op).problem.KEYS
-    folded = {key.lower(): key for key in keys} if op == "gemm" else {}
-    values = {folded.get(key.lower(), key): value for key, value in values.items()}
-    try:
-        return get_op(op).make_problem(**values)
-    except TypeError as error:
-        required = {"gemm": "M N K"}.get(op, "N C K Wi X (and Hi Y for two dimensions)")
-        raise InputError(f"{op} needs {required}: {error}") from None
+        if key in values:
+            raise InputError(f"{key} is given twice; give it once")
+        values[key] = int(text) if text.lstrip("-").isdecimal() and len(text) < 20 else text
+    needed = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
+    missing = [key for key, name in kind.KEYS.items() if name in needed and key not in values]
+    if missing:
+        raise InputError(f"{op} needs {', '.join(missing)} as well, for example {missing[0]}=64")
+    return get_op(op).make_problem(**values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +20,17 @@ from tilewise.cli.console import (
     table,
 )
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
-from tilewise.errors import FileError
-from tilewise.ops.builder import dump_kernels, expand, filter_kernels, load_kernels, load_pool
+from tilewise.errors import FileError, InputError
+from tilewise.ops.builder import (
+    dump_kernels,
+    expand,
+    filter_kernels,
+    load_kernels,
+    load_pool,
+    read_config,
+)
 from tilewise.ops.contract import get_op
 
 app = typer.Typer(help="The kernel space.", no_args_is_help=True)
@@ -45,18 +52,19 @@ def pick(
     config: Path | None = None,
 ) -> list[Kernel]:
     """The kernels that the common options ask for."""
+    given = get_op(op)
+    for engine in engines or ():
+        given.kernel_type(engine)
+    if dtype and dtype not in OPERAND_DTYPES:
+        raise InputError(f"dtype is {dtype!r}; use one of {', '.join(OPERAND_DTYPES)}")
     if config is None:
-        kernels = load_pool(get_op(op), arch, engines or None)
+        kernels = load_pool(given, arch, engines or None)
     else:
-        try:
-            blocks = json.loads(config.read_text())
-        except (OSError, ValueError) as error:
-            raise FileError(f"{config}: not a JSON trait config: {error}") from None
-        kernels = expand(blocks, get_op(op), arch)
+        kernels = expand(read_config(config), given, arch)
         kernels = [k for k in kernels if not engines or k.engine in engines]
     if dtype:
         kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
-    return filter_kernels(kernels, expression) if expression else kernels
+    return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 
 
 @app.command("list")
@@ -125,12 +133,14 @@ def export(
 ) -> None:
     """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
     kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
-    text = dump_kernels(kernels)
+    if not file.name or file.is_dir():
+        raise FileError(f"{str(file)!r} is no file name; name the file to write")
+    partial = file.with_name(f".{file.name}.partial")
     try:
-        partial = file.with_name(f".{file.name}.partial")
-        partial.write_text(text)
+        partial.write_text(dump_kernels(kernels))
         partial.replace(file)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise FileError(f"{file} cannot be written: {error.strerror}") from None
     if as_json:
         return emit({"file": str(file), "kernels": len(kernels)})
@@ -157,9 +167,10 @@ def check(
     kernels = [given.kernel_from_name(name) for name in names]
     if file is not None:
         try:
-            kernels += load_kernels(file.read_text(), given)
-        except OSError as error:
-            raise FileError(f"{file} cannot be read: {error.strerror}") from None
+            text = file.read_text()
+        except (OSError, ValueError) as error:
+            raise FileError(f"{file} cannot be read: {error}") from None
+        kernels += load_kernels(text, given)
     if not kernels:
         kernels = load_pool(given, chosen)
     reasons = {kernel.name: given.why_unusable(kernel, problem, chosen) for kernel in kernels}

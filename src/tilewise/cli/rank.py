@@ -36,6 +36,8 @@ def rank(
     problem = parse_problem(op, words, dtype)
     registry = default_registry(op, resolve_arch(arch))
     if engine:
+        for name in engine:
+            registry.op.kernel_type(name)
         registry = registry.filter(lambda kernel: kernel.engine in engine)
     if expression:
         registry = registry.filter(expression)
@@ -63,6 +65,8 @@ def as_dict(choice: Choice, top: int) -> dict[str, object]:
     return {
         "problem": choice.problem.to_dict(),
         "kernel": choice.kernel.name,
+        "predicted_us": choice.predicted_us,
+        "predicted_tflops": choice.predicted_tflops,
         "path": choice.path,
         "reason": choice.reason,
         "ranking": ranking,

@@ -95,6 +95,19 @@ class Arch:
             "features": sorted(self.features),
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Arch:
+        """The architecture that `to_dict` wrote."""
+        try:
+            arch = cls(**{name: _frozen(value) for name, value in values.items()})
+        except (TypeError, AttributeError) as error:
+            raise ArchError(f"not an architecture written by to_dict: {error}") from None
+        arch = replace(arch, features=frozenset(arch.features))
+        broken = inconsistencies(arch)
+        if broken:
+            raise ArchError(f"{arch.name} contradicts itself: " + "; ".join(broken))
+        return arch
+
 
 def _issue_rate(arch: Arch) -> float:
     # Issue units differ between cores of one CPU family; on a GPU they belong to the architecture.

@@ -31,6 +31,8 @@ class Kernel(ABC):
 
     engine: ClassVar[str]
     """Which engine turns it into a callable: cpu, triton, vendor, or a foreign library's name."""
+    keeps_values: ClassVar[bool] = True
+    """Whether a kernel holds the very values it was given; some kinds fill in derived ones."""
 
     @property
     @abstractmethod
@@ -165,7 +167,7 @@ def _parse(cls: type[Kernel], name: str, tokens: list[str]) -> dict[str, Value]:
             values[f.name] = token == tag
             at += token == tag
             continue
-        pattern = rf"{tag}(\d+)" if isinstance(sample, int) else rf"{tag}(.+)"
+        pattern = rf"{tag}(0|[1-9]\d{{0,17}})" if isinstance(sample, int) else rf"{tag}(.+)"
         found = re.fullmatch(pattern, token)
         if not found:
             raise KernelError(f"{name!r}: expected {f.name} ({tag}...) where {token!r} stands")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any, ClassVar, Self
 
 from tilewise.core.dtypes import dtype
@@ -97,11 +98,16 @@ def check_dtypes(operand: str, result: str, allowed: tuple[str, ...]) -> str:
     return result
 
 
-def check_size(name: str, value: object, least: int) -> None:
-    """Raises unless `value` is an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool):
+def check_size(name: str, value: Any, least: int) -> int:
+    """`value` as a plain integer of at least `least`; raises where it is none."""
+    try:
+        size = index(value)
+    except TypeError:
+        size = None
+    if size is None or isinstance(value, bool):
         raise ProblemError(f"{name} is {value!r}; it must be an integer")
-    if value < least:
-        raise ProblemError(f"{name} is {value}; it must be at least {least}")
-    if value >= 2**63:
-        raise ProblemError(f"{name} is {value}; sizes must fit in 63 bits")
+    if size < least:
+        raise ProblemError(f"{name} is {size}; it must be at least {least}")
+    if size >= 2**63:
+        raise ProblemError(f"{name} is {size}; sizes must fit in 63 bits")
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ _NAMES = {
     "int32": "int32",
 }
 _TORCH = {ours: theirs for theirs, ours in _NAMES.items()}
+_numpy_names: dict[Any, str] = {}
+_torch_names: dict[Any, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +48,52 @@ class TensorView:
 
 def is_torch(tensor: Any) -> bool:
     """Whether `tensor` is PyTorch's, without importing PyTorch."""
-    return type(tensor).__module__.split(".")[0] == "torch" or hasattr(tensor, "data_ptr")
+    return hasattr(tensor, "data_ptr") and hasattr(tensor, "stride")
 
 
 def view(tensor: Any) -> TensorView:
     """`tensor` as address, shape, strides and dtype; nothing is copied."""
     if isinstance(tensor, np.ndarray):
-        name, size = tensor.dtype.name, tensor.itemsize
-        if name not in _NAMES:
-            raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
-        if not tensor.dtype.isnative or any(s % size for s in tensor.strides):
-            raise TensorError("the array's bytes are swapped or unaligned; pass a plain copy of it")
-        strides = tuple(s // size for s in tensor.strides)
-        return TensorView(tensor.ctypes.data, tensor.shape, strides, _NAMES[name], "cpu")
+        return _view_array(tensor)
     if is_torch(tensor):
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in _NAMES:
-            raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
-        if tensor.layout is not _strided():
-            raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
-        return TensorView(
-            tensor.data_ptr(),
-            tuple(tensor.shape),
-            tensor.stride(),
-            _NAMES[name],
-            str(tensor.device),
-        )
+        return _view_tensor(tensor)
     raise TensorError(
         f"{type(tensor).__name__} is not a tensor tilewise knows; pass a NumPy array or a "
         "PyTorch tensor"
     )
 
 
+def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
+    # Asking NumPy for a dtype's name takes longer than all the rest, hence the dictionary.
+    name = _numpy_names.get(array.dtype)
+    if name is None:
+        name = _numpy_names[array.dtype] = _known(array.dtype.name)
+    size = array.itemsize
+    if not array.dtype.isnative or not array.flags.aligned or any(s % size for s in array.strides):
+        raise TensorError("the array's bytes are swapped or unaligned; pass a plain copy of it")
+    strides = tuple(s // size for s in array.strides)
+    return TensorView(array.ctypes.data, array.shape, strides, name, "cpu")
+
+
+def _view_tensor(tensor: Any) -> TensorView:
+    name = _torch_names.get(tensor.dtype)
+    if name is None:
+        name = _torch_names[tensor.dtype] = _known(str(tensor.dtype).removeprefix("torch."))
+    if tensor.layout is not _strided():
+        raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise TensorError(f"a tensor is on {device}; tilewise works on cpu and cuda devices")
+    return TensorView(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), name, str(device))
+
+
+def _known(name: str) -> str:
+    if name not in _NAMES:
+        raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
+    return _NAMES[name]
+
+
+@cache
 def _strided() -> Any:
     import torch
 
@@ -119,7 +136,7 @@ def empty(sample: Any, shape: tuple[int, ...], dtype: str, storage: Storage) -> 
             made = torch.empty(stored, dtype=getattr(torch, _TORCH[dtype]), device=sample.device)
             return made.permute(back)
         return np.empty(stored, dtype=numpy_dtype(dtype)).transpose(back)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         raise TensorError(f"no memory for a {dtype} tensor of shape {shape}: {error}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,8 +14,14 @@ from tilewise.core.problem import Problem
 from tilewise.dispatch.operands import Call, prepare
 from tilewise.dispatch.padding import aligned, copy_us, plan_for
 from tilewise.dispatch.registry import Registry
-from tilewise.engines import Plan, get_engine, is_foreign
-from tilewise.errors import BuildError, ExecutionError, NoKernelError, ProblemError
+from tilewise.engines import Build, Plan, get_engine, is_foreign
+from tilewise.errors import (
+    BuildError,
+    ExecutionError,
+    InputError,
+    NoKernelError,
+    ProblemError,
+)
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Choice, Ranked, Ranker
@@ -64,8 +70,10 @@ class Dispatcher:
     def select(
         self, problem: Problem, *, deterministic: bool = False, top_k: int | None = None
     ) -> Choice:
-        """The kernel to use for `problem`; nothing is built."""
+        """The kernel to use for `problem`, at the head of its ranking; nothing is built."""
         self._check_op(problem)
+        if top_k is not None and top_k < 1:
+            raise InputError(f"top_k is {top_k}; it must be at least 1")
         usable, rejected = self._candidates(problem, deterministic)
         if problem.is_empty:
             kernel = usable[0] if usable else self._vendor(problem)
@@ -78,6 +86,7 @@ class Dispatcher:
         best = self._prefer_built(ranking)
         if best is not ranking[0]:
             reason += "; of kernels predicted level, the one already built"
+            ranking = [best, *(ranked for ranked in ranking if ranked is not best)]
         return self._chosen(problem, best.kernel, path, reason, ranking[:top_k], rejected)
 
     def run(
@@ -243,9 +252,11 @@ class Dispatcher:
                     self.registry.op, engine, kernel, choice.problem, self.registry.arch
                 )
             except (BuildError, ExecutionError) as error:
-                failed.append(f"{kernel.name}: {str(error).splitlines()[0]}")
-                self._tell_once(f"skipping {kernel.name}: {error}")
+                why = str(error).removeprefix(kernel.name).strip()
+                failed.append(f"{kernel.name}: {why.splitlines()[0]}")
+                self._tell_once(f"kernels are passed over: {why}")
                 continue
+            self.registry.note_build(Build(kernel=kernel, status="ok"))
             if failed:
                 reason = f"{choice.reason}; {len(failed)} before it could not be had"
                 path = "vendor" if kernel.engine == "vendor" else choice.path
@@ -279,10 +290,3 @@ class Dispatcher:
         if message not in self._told:
             self._told.add(message)
             log.warning(message)
-
-
-def bound_call(dispatcher: Dispatcher, problem: Problem, *tensors: Any) -> Callable[[], Any]:
-    """A repeatable call of the chosen kernel on fixed tensors, without dispatch overhead."""
-    call = prepare(dispatcher.registry.op, problem, tensors)
-    plan, _ = dispatcher.plan(problem)
-    return plan.bind(call.operands, call.out)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tilewise.core.dtypes import dtype
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import Storage, TensorView, empty, is_torch, stored_copy, view
+from tilewise.core.tensors import TensorView, empty, is_torch, stored_copy, view
 from tilewise.errors import TensorError
 from tilewise.ops.contract import Op
 
@@ -43,38 +43,45 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
         )
     shapes, storages = op.shapes(problem), op.storage(problem)
     ready: list[Any] = []
+    seen: list[TensorView] = []
     copied: list[str] = []
-    for name, tensor, shape, storage in zip(op.operands, tensors, shapes, storages, strict=False):
-        fitted = _squeeze(name, tensor, shape)
-        seen = view(fitted)
-        _check(name, seen, problem.dtype)
-        if seen.device != view(tensors[0]).device:
-            raise TensorError(
-                f"{name} is on {seen.device} and {op.operands[0]} on {view(tensors[0]).device}; "
-                "move them to one device"
-            )
-        if not storage.holds(seen):
-            fitted = stored_copy(fitted, storage)
+    for name, given, shape, storage in zip(op.operands, tensors, shapes, storages, strict=False):
+        tensor = _plain(given)
+        of = view(tensor)
+        tensor, of = _fold(op, name, tensor, of, shape)
+        _check(name, of, problem.dtype)
+        seen.append(of)
+        _check_company(op, name, of, tensor, seen[0], tensors[0])
+        if not storage.holds(of):
+            tensor = stored_copy(tensor, storage)
             copied.append(name)
-        ready.append(fitted)
-    if out is None:
-        made = empty(tensors[0], shapes[-1], problem.out_dtype, storages[-1])
-        return Call(tuple(ready), made, made, tuple(copied))
-    target = _check_out(op, out, problem, shapes[-1], tensors)
-    if storages[-1].holds(view(target)):
-        return Call(tuple(ready), target, out, tuple(copied))
+        ready.append(tensor)
+    if out is not None:
+        target, of = _check_out(op, out, problem, shapes[-1], seen)
+        if storages[-1].holds(of):
+            return Call(tuple(ready), target, out, tuple(copied))
+        copied.append("out")
     made = empty(tensors[0], shapes[-1], problem.out_dtype, storages[-1])
-    return Call(tuple(ready), made, out, (*copied, "out"))
+    return Call(tuple(ready), made, made if out is None else out, tuple(copied))
 
 
-def _squeeze(name: str, tensor: Any, shape: tuple[int, ...]) -> Any:
-    """`tensor` without dimensions of one that the problem does not count."""
-    given = tuple(view(tensor).shape)
-    if given == shape:
-        return tensor
-    if [n for n in given if n != 1] == [n for n in shape if n != 1] and len(given) >= len(shape):
-        return tensor.reshape(shape)
-    raise TensorError(f"{name} has shape {given}; the problem needs {shape}")
+def _plain(tensor: Any) -> Any:
+    """A PyTorch tensor without autograd's and lazy negation's marks; arrays as they are."""
+    return tensor.detach().resolve_neg() if is_torch(tensor) else tensor
+
+
+def _fold(
+    op: Op, name: str, tensor: Any, of: TensorView, shape: tuple[int, ...]
+) -> tuple[Any, TensorView]:
+    """`tensor` without the dimensions of one that a smaller problem does not count."""
+    if of.shape == shape:
+        return tensor, of
+    at, extra = op.unit_axis, len(of.shape) - len(shape)
+    if extra > 0 and of.shape == (*shape[:at], *(1,) * extra, *shape[at:]):
+        keep = [axis for axis in range(len(of.shape)) if not at <= axis < at + extra]
+        folded = tensor.reshape(shape)
+        return folded, replace(of, shape=shape, strides=tuple(of.strides[axis] for axis in keep))
+    raise TensorError(f"{name} has shape {of.shape}; the problem needs {shape}")
 
 
 def _check(name: str, seen: TensorView, wanted: str) -> None:
@@ -83,22 +90,35 @@ def _check(name: str, seen: TensorView, wanted: str) -> None:
         raise TensorError(f"{name} is {seen.dtype}; the problem says {stored}: convert one of them")
 
 
+def _check_company(
+    op: Op, name: str, of: TensorView, tensor: Any, first: TensorView, sample: Any
+) -> None:
+    if is_torch(tensor) != is_torch(sample):
+        raise TensorError(f"{name} and {op.operands[0]} are of two libraries; convert one of them")
+    if of.device != first.device:
+        raise TensorError(
+            f"{name} is on {of.device} and {op.operands[0]} on {first.device}; "
+            "move them to one device"
+        )
+
+
 def _check_out(
-    op: Op, out: Any, problem: Problem, shape: tuple[int, ...], tensors: Sequence[Any]
-) -> Any:
-    target = _squeeze("out", out, shape)
-    seen = view(target)
+    op: Op, out: Any, problem: Problem, shape: tuple[int, ...], operands: Sequence[TensorView]
+) -> tuple[Any, TensorView]:
+    if is_torch(out) and (out.requires_grad or out.is_neg()):
+        raise TensorError("out requires a gradient or is lazily negated; pass a plain tensor")
+    target, seen = _fold(op, "out", out, view(out), shape)
     _check("out", seen, problem.out_dtype)
+    if seen.device != operands[0].device:
+        raise TensorError(f"out is on {seen.device}; the operands are on {operands[0].device}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise TensorError("out is read-only; pass a writable array")
     if _overlaps_itself(seen):
         raise TensorError("out has elements that share memory; pass a tensor with its own")
-    for name, tensor in zip(op.operands, tensors, strict=False):
-        if _share_memory(seen, view(tensor)):
+    for name, operand in zip(op.operands, operands, strict=True):
+        if _share_memory(seen, operand):
             raise TensorError(f"out shares memory with {name}; pass a tensor of its own")
-    if is_torch(out) and out.requires_grad:
-        raise TensorError("out requires a gradient; pass a tensor that does not")
-    return target
+    return target, seen
 
 
 def _span(seen: TensorView) -> tuple[int, int]:
@@ -122,8 +142,3 @@ def _overlaps_itself(seen: TensorView) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-
-def fits(storage: Storage, tensor: Any) -> bool:
-    """Whether `tensor` needs no copy."""
-    return storage.holds(view(tensor))

@@ -33,6 +33,14 @@ class Priority(IntEnum):
     HIGH = 2
 
 
+def _priority(given: Priority | str) -> Priority:
+    try:
+        return Priority[given.upper()] if isinstance(given, str) else Priority(given)
+    except (KeyError, ValueError):
+        allowed = ", ".join(level.name.lower() for level in Priority)
+        raise InputError(f"priority is {given!r}; use one of {allowed}") from None
+
+
 class Registry:
     """The kernels considered for one op on one architecture. Safe to share between threads."""
 
@@ -49,7 +57,7 @@ class Registry:
 
     def declare(
         self,
-        kernels: Kernel | Iterable[Kernel] | str | None = None,
+        kernels: Kernel | str | Iterable[Kernel | str] | None = None,
         *,
         priority: Priority | str = Priority.NORMAL,
         **traits: Any,
@@ -59,7 +67,7 @@ class Registry:
         Traits are expanded as in a pool file: lists, ranges and wildcards. A kernel that cannot
         run on this architecture is refused. Declaring again changes only the priority.
         """
-        level = Priority[priority.upper()] if isinstance(priority, str) else priority
+        level = _priority(priority)
         found = self._resolve(kernels, traits)
         for kernel in found:
             why = self.op.why_unusable(kernel, None, self.arch)
@@ -73,10 +81,10 @@ class Registry:
         return found
 
     def _resolve(
-        self, kernels: Kernel | Iterable[Kernel] | str | None, traits: dict[str, Any]
+        self, kernels: Kernel | str | Iterable[Kernel | str] | None, traits: dict[str, Any]
     ) -> list[Kernel]:
-        if isinstance(kernels, str):
-            return [self.op.kernel_from_name(kernels)]
+        if kernels is not None and traits:
+            raise InputError(f"declare() takes kernels or traits, not both: {sorted(traits)}")
         if kernels is None:
             if "engine" not in traits:
                 raise InputError("declare() needs kernels, a name, or engine= and traits")
@@ -88,8 +96,11 @@ class Registry:
                     f"{self.arch.label}; `kernels check` says why"
                 )
             return found
-        found = [kernels] if isinstance(kernels, Kernel) else list(kernels)
+        given = [kernels] if isinstance(kernels, Kernel | str) else list(kernels)
+        found = [self.op.kernel_from_name(k) if isinstance(k, str) else k for k in given]
         for kernel in found:
+            if not isinstance(kernel, Kernel):
+                raise InputError(f"{kernel!r} is neither a kernel nor a kernel's name")
             if kernel.op != self.op.name:
                 raise KernelError(f"{kernel.name} computes {kernel.op}, not {self.op.name}")
         return found
@@ -108,6 +119,10 @@ class Registry:
         for engine, kernels in by_engine.items():
             if is_foreign(engine):
                 continue
+            why = get_engine(engine).why_unavailable()
+            if why is not None:
+                done += [Build(kernel=k, status="compile_error", message=why) for k in kernels]
+                continue
             done += get_engine(engine).build(
                 kernels, self.arch, max_workers=max_workers, on_done=on_done
             )
@@ -115,6 +130,11 @@ class Registry:
             self._builds.update({build.kernel: build for build in done})
             self.version += 1
         return done
+
+    def note_build(self, build: Build) -> None:
+        """Remembers what became of a kernel that was built on first use."""
+        with self._lock:
+            self._builds[build.kernel] = build
 
     def build_of(self, kernel: Kernel) -> Build | None:
         """What became of `kernel` in the last build, or None where it was never built."""
@@ -149,7 +169,7 @@ class Registry:
     def filter(self, keep: str | Callable[[Kernel], bool]) -> Registry:
         """A new registry with the kernels that an expression or a function keeps."""
         kept = (
-            filter_kernels(self.kernels, keep)
+            filter_kernels(self.kernels, keep, self.op.kernel_types)
             if isinstance(keep, str)
             else [kernel for kernel in self.kernels if keep(kernel)]
         )
@@ -201,23 +221,26 @@ class Registry:
             {"priority": level.name.lower(), **kernel.to_dict()}
             for kernel, level in self._kernels.items()
         ]
-        head = {"schema": SCHEMA, "name": self.name, "op": self.op.name, "arch": self.arch.name}
+        head: dict[str, Any] = {"schema": SCHEMA, "name": self.name, "op": self.op.name}
+        head["arch"] = self.arch.to_dict()
         return json.dumps({**head, "kernels": kernels}, indent=1)
 
     @classmethod
     def from_json(cls, source: str | Path) -> Registry:
         """The registry that `to_json` wrote, from its text or a file."""
-        text = source.read_text() if isinstance(source, Path) else source
         try:
+            text = source.read_text() if isinstance(source, Path) else source
             data = json.loads(text)
             if data["schema"] != SCHEMA:
                 raise FileError(
                     f"registry schema {data['schema']} is not {SCHEMA}; export it again"
                 )
-            made = cls(data["op"], data["arch"], name=data["name"])
+            made = cls(data["op"], Arch.from_dict(data["arch"]), name=data["name"])
             for entry in data["kernels"]:
                 priority = entry.pop("priority", "normal")
                 made.declare(made.op.kernel_from_dict(entry), priority=priority)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
             raise FileError(f"not a registry written by to_json: {error!r}") from None
         return made

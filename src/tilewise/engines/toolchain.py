@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -65,8 +66,8 @@ def find_compiler() -> Compiler | None:
             shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if shown.returncode == 0:
-            return Compiler(path, shown.stdout.splitlines()[0])
+        if shown.returncode == 0 and shown.stdout.strip():
+            return Compiler(path, shown.stdout.strip().splitlines()[0])
     return None
 
 
@@ -103,7 +104,7 @@ def unit_key(unit: Unit, compiler: Compiler) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """`path`, made if needed, and refused unless it is this user's alone."""
+    """`path`, made if needed (0700), and refused unless only this user can write there."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -116,8 +117,11 @@ def private_folder(path: Path) -> Path:
         raise BuildError(
             f"the cache folder {path} belongs to another user; set TILEWISE_CACHE_DIR to your own"
         )
-    if status.st_mode & 0o077:
-        path.chmod(0o700)
+    if status.st_mode & 0o022:
+        raise BuildError(
+            f"others may write to the cache folder {path}; run `chmod 700 {path}` or set "
+            "TILEWISE_CACHE_DIR to a private folder"
+        )
     return path
 
 
@@ -134,11 +138,13 @@ def compile_units(
     compiler = find_compiler()
     if compiler is None:
         raise BuildError(str(why_no_compiler()))
-    folder = private_folder(settings().cache_dir) / "cpu"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = private_folder(private_folder(settings().cache_dir) / "cpu")
 
     def one(index: int) -> Compiled:
-        done = _compile(units[index], compiler, folder)
+        try:
+            done = _compile(units[index], compiler, folder)
+        except OSError as error:  # a full disk, a cache folder that vanished
+            done = Compiled(library=None, log=f"{folder}: {error.strerror or error}")
         if on_done is not None:
             on_done(index, done)
         return done
@@ -175,6 +181,8 @@ def _compile(unit: Unit, compiler: Compiler, folder: Path) -> Compiled:
         if ran.returncode != 0:
             log = ran.stderr or f"the compiler ended with status {ran.returncode}"
             return Compiled(library=None, log=log, seconds=seconds)
+        if not (made / "kernel.so").exists():
+            return Compiled(library=None, log=f"{compiler.path} wrote no library", seconds=seconds)
         seal = hashlib.sha256((made / "kernel.so").read_bytes()).hexdigest()
         (made / "key.json").write_text(json.dumps({"key": key, "sha256": seal}))
         _publish(made, target, key)
@@ -186,14 +194,17 @@ def _compile(unit: Unit, compiler: Compiler, folder: Path) -> Compiled:
 
 def _publish(made: Path, target: Path, key: str) -> None:
     """Renames a finished folder into place; another process may have been first."""
-    try:
-        made.rename(target)
-    except OSError:
-        if _trusted(target, key) is None:
-            broken = target.with_name(f".broken-{os.getpid()}-{time.monotonic_ns()}")
-            target.rename(broken)
+    for _ in range(8):
+        try:
             made.rename(target)
-            shutil.rmtree(broken, ignore_errors=True)
+            return
+        except OSError:
+            if _trusted(target, key) is not None:
+                return
+        broken = target.with_name(f".broken-{os.getpid()}-{time.monotonic_ns()}")
+        with contextlib.suppress(OSError):  # somebody else may have moved it just now
+            target.rename(broken)
+        shutil.rmtree(broken, ignore_errors=True)
 
 
 def _trusted(target: Path, key: str) -> Path | None:

@@ -69,7 +69,10 @@ class VendorPlan(Plan):
         self.bind(operands, out)  # imports the library, which takes PyTorch seconds
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
-        result = self.bind(operands, out)()
+        try:
+            result = self.bind(operands, out)()
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ExecutionError(f"{self.kernel.name} failed: {error}") from error
         target = self._native(out)
         if result is not target:
             target[...] = result

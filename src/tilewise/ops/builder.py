@@ -22,7 +22,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, known_archs
 from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
 from tilewise.errors import ExpressionError, FileError, InputError, KernelError
@@ -92,21 +92,24 @@ def read_config(path: Path) -> list[dict[str, Any]]:
     """The blocks of a config file."""
     try:
         config = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path.name} is not a config: {error}") from None
     if not isinstance(config, list) or not all(isinstance(block, dict) for block in config):
         raise FileError(f"{path.name} is not a config: it must be a list of blocks")
     return config
 
 
-def filter_kernels(kernels: Iterable[Kernel], expression: str) -> list[Kernel]:
+def filter_kernels(
+    kernels: Iterable[Kernel], expression: str, kinds: Iterable[type[Kernel]] = ()
+) -> list[Kernel]:
     """Those for which the expression holds, such as `tile_n >= 128 and pipeline == 'tma'`.
 
-    Known are the fields of every kind among `kernels`, `name`, `engine` and `op`. A kernel
-    without one of the fields that the expression names is left out.
+    Known are the fields of every kind among `kernels` and `kinds`, `name`, `engine` and `op`. A
+    kernel without one of the fields that the expression names is left out.
     """
     given = list(kernels)
-    names = {kind: frozenset(f.name for f in fields(kind)) for kind in {type(k) for k in given}}
+    every = {*kinds, *(type(kernel) for kernel in given)}
+    names = {kind: frozenset(f.name for f in fields(kind)) for kind in every}
     test = parse(expression, _DERIVED.union(*names.values()))
     return [k for k in given if test.fields <= names[type(k)] | _DERIVED and _holds(test, k)]
 
@@ -125,7 +128,7 @@ def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
     """The kernels that `dump_kernels` wrote, of `op` alone where one is given."""
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"not JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("kernels"), list):
         raise FileError('not a kernel file: it must be {"schema": 1, "kernels": [...]}')
@@ -159,6 +162,9 @@ def _check_block(block: Any, at: str) -> None:
         value = block.get(key, [])
         if not isinstance(value, list | tuple):
             raise InputError(f"{at}: {key} is {value!r}; it must be a list of names")
+    strange = [name for name in block.get("archs", []) if name not in known_archs()]
+    if strange:
+        raise InputError(f"{at}: archs {strange} are unknown; known: {', '.join(known_archs())}")
     if not isinstance(block.get("traits", {}), Mapping):
         raise InputError(f"{at}: traits is {block['traits']!r}; it must be an object")
 
@@ -188,8 +194,10 @@ def _expand_block(
 
 
 def _block_filter(kind: type[Kernel], block: Mapping[str, Any], at: str) -> Expression | None:
-    if not block.get("filter"):
+    if "filter" not in block:
         return None
+    if not isinstance(block["filter"], str):
+        raise InputError(f"{at}: filter is {block['filter']!r}; it must be an expression in text")
     try:
         return parse(str(block["filter"]), {f.name for f in fields(kind)} | _DERIVED)
     except ExpressionError as error:
@@ -209,23 +217,23 @@ def _combinations(
     names = list(choices)
     below = [prod(len(choices[name]) for name in names[level:]) for level in range(len(names) + 1)]
     asked = test.fields if test else frozenset()
-    # The filter speaks as soon as its last field is set.
+    # The filter speaks as soon as its last field is set, unless the kind may still change values.
     decided = max((names.index(n) for n in asked if n in choices), default=len(names))
-    decided = decided if asked <= choices.keys() else len(names)
+    decided = decided if asked <= choices.keys() and kind.keeps_values else len(names)
     visited = 0
 
     def descend(level: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
         nonlocal visited
         if level == len(names):
+            yield dict(values)
+            return
+        name = names[level]
+        for value in choices[name]:
             visited += 1
             if visited > MAX_COMBINATIONS:
                 raise InputError(
                     f"{at}: more than {MAX_COMBINATIONS:,} combinations; name fewer values"
                 )
-            yield dict(values)
-            return
-        name = names[level]
-        for value in choices[name]:
             values[name] = value
             if kind.is_dead_end(values, arch):
                 result.impossible += below[level + 1]

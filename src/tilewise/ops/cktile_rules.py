@@ -40,6 +40,7 @@ class CkTileKernel(Kernel):
     """Traits of every CK Tile kernel. A tile is cut into `wave_*` waves of `warp_tile_*` steps."""
 
     engine: ClassVar[str] = "ck_tile"
+    keeps_values: ClassVar[bool] = False
 
     dtype: str = trait("", DTYPES)
     tile_m: int = trait("", (16, 32, 64, 128, 256))

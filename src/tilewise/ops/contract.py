@@ -6,8 +6,8 @@ A folder under `ops/` that defines `OPS` is picked up by name: adding an op edit
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,8 @@ class Op:
     """Names of the input tensors, in order."""
     shapes: Callable[[Any], tuple[tuple[int, ...], ...]]
     """Logical shapes of the operands and, last, of the result."""
+    unit_axis: int
+    """Where tensors may carry extra dimensions of one, such as a batch of one."""
     storage: Callable[[Any], tuple[Storage, ...]]
     """How the operands and, last, the result are laid out in memory."""
     kernel_types: tuple[type[Kernel], ...]
@@ -44,14 +46,14 @@ class Op:
     padded: Callable[[Any, tuple[int, ...]], Problem] | None = None
     """`padded(problem, alignment)`: the smallest larger problem of aligned sizes, whose result
     holds the smaller one's in its first corner when the operands are filled up with zeros."""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that every problem of this op has, such as a convolution's direction."""
     reference: Callable[..., Any]
     """`reference(problem, *operands)` in float64 NumPy."""
 
     def make_problem(self, **values: Any) -> Problem:
         """A problem of this op from file keys such as `M=128`."""
-        if self.name.startswith("conv_"):
-            values.setdefault("direction", self.name.removeprefix("conv_"))
-        return self.problem.from_dict(values)
+        return self.problem.from_dict({**self.implied, **values})
 
     def kernel_type(self, engine: str) -> type[Kernel]:
         """The kind of kernel that `engine` runs for this op."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.engines.contract import Build, Engine, Plan, Resources
+from tilewise.engines.device import detect
 from tilewise.engines.toolchain import Compiled, Unit, compile_units, why_no_compiler
 from tilewise.errors import BuildError, ExecutionError
 from tilewise.ops.contract import get_op
@@ -92,12 +94,20 @@ class CpuEngine(Engine):
 
         compiled = compile_units(units, max_workers=max_workers, on_done=tell)
         for index, one in enumerate(compiled):
-            done.append(report(index, one))
+            build = report(index, one)
             if one.library is not None:
-                self._load(kernels[index], one.library)
+                try:
+                    self._load(kernels[index], one.library)
+                except OSError as error:  # a cache folder mounted noexec, for example
+                    message = f"the library cannot be loaded: {error}"
+                    build = replace(build, status="compile_error", message=message)
+            done.append(build)
         return done
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> CpuPlan:
+        isa: str = kernel.isa  # type: ignore[attr-defined]
+        if not detect("cpu").has(isa):
+            raise ExecutionError(f"{kernel.name} needs {isa}, which this processor has not")
         library = self._libraries.get(kernel)
         if library is None:
             (build,) = self.build([kernel], arch)
@@ -140,19 +150,29 @@ class CpuPlan(Plan):
         self._abi = _module(kernel.op, "abi")
         self._run = library.tw_run
         self._pool = pool
+        if problem.bytes >= 2**62:
+            raise ExecutionError(f"{problem.op} over {problem.bytes} bytes cannot be addressed")
         sizes = self._abi.sizes(problem)
         sizes.pool = pool
-        self.workspace_bytes = int(library.tw_workspace(ctypes.byref(sizes)))
+        needed = int(library.tw_workspace(ctypes.byref(sizes)))
+        # Kernels want it aligned; whoever brings one may bring any address.
+        self.workspace_bytes = needed + ALIGNMENT - 1 if needed else 0
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
-        self.bind(operands, out, workspace)()
-
-    def bind(
-        self, operands: Sequence[Any], out: Any, workspace: Any = None
-    ) -> Callable[[], None]:
-        """A call with everything fixed, for timing and for repeating without Python's overhead."""
-        args = self._abi.fill(self.problem, [view(t) for t in operands], view(out))
         scratch = _workspace(self.workspace_bytes) if workspace is None else workspace
+        self.bind(operands, out, scratch)()
+
+    def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], None]:
+        """A call with everything fixed, for timing and for repeating without Python's overhead.
+
+        Without a `workspace` the call keeps one of its own.
+        """
+        args = self._abi.fill(self.problem, [view(t) for t in operands], view(out))
+        scratch = np.empty(self.workspace_bytes, np.uint8) if workspace is None else workspace
+        if scratch.nbytes < self.workspace_bytes:
+            raise ExecutionError(
+                f"the workspace has {scratch.nbytes} bytes; {self.workspace_bytes} are needed"
+            )
         args.pool = self._pool
         args.workspace = _aligned(scratch.ctypes.data)
         run, pointer, name = self._run, ctypes.addressof(args), self.kernel.name
@@ -176,9 +196,9 @@ _scratch = threading.local()
 def _workspace(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """This thread's scratch memory, grown when needed and reused between calls."""
     held: np.ndarray[Any, np.dtype[np.uint8]] | None = getattr(_scratch, "array", None)
-    if held is None or held.nbytes < size + ALIGNMENT:
+    if held is None or held.nbytes < size:
         try:
-            held = np.empty(size + ALIGNMENT, np.uint8)
+            held = np.empty(size, np.uint8)
         except MemoryError:
             raise ExecutionError(
                 f"{size} bytes of workspace are not to be had; choose a kernel that needs less"

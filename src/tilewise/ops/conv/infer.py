@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from tilewise.core.tensors import TensorView, view
@@ -10,6 +11,8 @@ from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.problem import ConvProblem
 
 Sizes = int | Sequence[int]
+Padding = Sizes | str
+"""One size for all dimensions or one each; "same" and "valid" as PyTorch means them."""
 
 
 def infer(x: Any, w: Any, **layer: Any) -> ConvProblem:
@@ -27,7 +30,7 @@ def from_shapes(
     dtype: str,
     layout: str,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
     direction: str = "fwd",
@@ -39,7 +42,7 @@ def from_shapes(
             f"x has shape {tuple(x)} and w {tuple(w)}; pass [N, C, (D, (H,)) W] and "
             "[K, C / groups, (Z, (Y,)) X]"
         )
-    if not isinstance(groups, int) or groups < 1 or x[1] != w[1] * groups:
+    if groups < 1 or x[1] != w[1] * groups:
         raise TensorError(
             f"x has {x[1]} channels; a filter over {w[1]} channels in {groups} groups needs "
             f"{w[1] * groups}"
@@ -48,12 +51,49 @@ def from_shapes(
     values: dict[str, Any] = {"n": x[0], "c": x[1], "k": w[0], "g": groups}
     values |= dict(zip(dims, x[2:], strict=True))
     values |= dict(zip("zyx"[3 - rank :], w[2:], strict=True))
-    for name, given in (("stride", stride), ("pad", padding), ("dilation", dilation)):
-        sizes = (given,) * rank if isinstance(given, int) else tuple(given)
-        if len(sizes) != rank:
-            raise ProblemError(f"{name} is {given!r}; pass one integer or {rank} of them")
-        values |= {f"{name}_{dim}": size for dim, size in zip(dims, sizes, strict=True)}
+    for name, given in (("stride", stride), ("dilation", dilation)):
+        values |= {
+            f"{name}_{dim}": s for dim, s in zip(dims, _sizes(name, given, rank), strict=True)
+        }
+    pads = _pads(padding, values, w[2:], dims)
+    values |= {f"pad_{dim}": pad for dim, pad in zip(dims, pads, strict=True)}
     return ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+
+
+def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
+    """`given` once per dimension."""
+    try:
+        return (index(given),) * rank  # type: ignore[arg-type]  # a sequence is tried below
+    except TypeError:
+        pass
+    try:
+        sizes = tuple(index(size) for size in given)  # type: ignore[union-attr]
+    except TypeError:
+        sizes = ()
+    if len(sizes) != rank:
+        raise ProblemError(f"{name} is {given!r}; pass one integer or {rank} of them")
+    return sizes
+
+
+def _pads(
+    padding: Padding, values: dict[str, Any], taps: tuple[int, ...], dims: str
+) -> tuple[int, ...]:
+    if not isinstance(padding, str):
+        return _sizes("padding", padding, len(dims))
+    if padding == "valid":
+        return (0,) * len(dims)
+    if padding != "same":
+        raise ProblemError(f"padding is {padding!r}; pass sizes, 'same' or 'valid'")
+    pads = []
+    for dim, tap in zip(dims, taps, strict=True):
+        total = values[f"dilation_{dim}"] * (tap - 1)
+        if values[f"stride_{dim}"] != 1 or total % 2:
+            raise ProblemError(
+                f"padding 'same' needs stride 1 and as much on both sides, but {dim} has stride "
+                f"{values[f'stride_{dim}']} and {total} in all; pad the input and use sizes"
+            )
+        pads.append(total // 2)
+    return tuple(pads)
 
 
 def layout_of(seen: TensorView) -> str:

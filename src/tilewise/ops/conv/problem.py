@@ -75,9 +75,10 @@ class ConvProblem(Problem):
             raise ProblemError(f"direction is {self.direction!r}; use {', '.join(DIRECTIONS)}")
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout is {self.layout!r}; use one of {', '.join(LAYOUTS)}")
-        for key, field in list(self.KEYS.items())[:19]:
-            may_be_zero = key in ("N", "C", "K") or key.startswith("pad")
-            check_size(key, getattr(self, field), 0 if may_be_zero else 1)
+        for key, field in self.KEYS.items():
+            if field not in ("dtype", "out_dtype", "layout", "direction"):
+                least = 0 if key in ("N", "C", "K") or key.startswith("pad") else 1
+                object.__setattr__(self, field, check_size(key, getattr(self, field), least))
         for key, channels in (("C", self.c), ("K", self.k)):
             if channels % self.g:
                 raise ProblemError(f"{key} is {channels}, which {self.g} groups (G) do not divide")

@@ -14,6 +14,7 @@ OPS = (
         problem=GemmProblem,
         operands=("a", "b"),
         shapes=shapes,
+        unit_axis=0,
         storage=storage,
         padded=padded,
         kernel_types=KERNEL_TYPES,

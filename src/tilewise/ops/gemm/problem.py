@@ -40,7 +40,8 @@ class GemmProblem(Problem):
 
     def __post_init__(self) -> None:
         for key, least in (("M", 0), ("N", 0), ("K", 0), ("batch", 0), ("split_k", 1)):
-            check_size(key, getattr(self, self.KEYS[key]), least)
+            field = self.KEYS[key]
+            object.__setattr__(self, field, check_size(key, getattr(self, field), least))
         if self.layout not in LAYOUTS:
             raise ProblemError(f"layout is {self.layout!r}; use one of {', '.join(LAYOUTS)}")
         if self.split_k > max(1, self.k):

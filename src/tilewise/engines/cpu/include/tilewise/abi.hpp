@@ -43,6 +43,6 @@ struct tw_conv_args {
 };
 
 // Every kernel library exports, for its own args type:
-//   int64_t tw_workspace(const Args*)   scratch bytes for these sizes (pointers are not read)
+//   int64_t tw_workspace(const Args*)   scratch bytes for these sizes and the pool's threads
 //   int32_t tw_run(const Args*)         0 when done
 }
