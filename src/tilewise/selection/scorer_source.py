@@ -135,30 +135,54 @@ static inline void sum_trees(const tw_forest *f, const uint8_t *rows, int32_t *t
 }
 #else
 typedef unsigned char vec __attribute__((vector_size(TW_LANES * 8), may_alias));
-static inline void sum_block(const tw_forest *f, const uint8_t *rows, int32_t *total) {
-  enum { WIDTH = TW_LANES * 8, PARTS = TW_BLOCK / WIDTH };
-  vec slots[2 * 256];
-  for (int part = 0; part < PARTS; ++part) {
-    const uint8_t *own = rows + part * WIDTH;
-    int32_t *sums = total + part * WIDTH;
-    for (int64_t tree = 0; tree < f->trees; ++tree) {
-      const tw_node *node = f->nodes + f->node_start[tree];
-      const int count = f->node_start[tree + 1] - f->node_start[tree];
-      const int32_t *leaf = f->leaves + f->leaf_start[tree];
-      slots[0] = ~(vec){};
-      for (int i = 0; i < count; ++i) {
-        const vec here = slots[i];
-        const vec row = *(const vec *)(own + (size_t)node[i].feature * TW_BLOCK);
-        const vec goes_left = (vec)(row <= node[i].bound + (vec){});
-        slots[node[i].left] = here & goes_left;
-        slots[node[i].right] = here & ~goes_left;
-      }
-      vec which = (vec){};
-      for (int i = 1; i <= count; ++i) which |= slots[count + i] & ((uint8_t)i + (vec){});
-      uint8_t at[WIDTH];
-      std::memcpy(at, &which, WIDTH);
-      for (int i = 0; i < WIDTH; ++i) sums[i] += leaf[at[i]];
+enum { WIDTH = TW_LANES * 8, PARTS = TW_BLOCK / WIDTH };
+
+/* Adds each kernel's leaf of one tree; `count` is the number of the last leaf. */
+static inline void add_leaves(const int32_t *leaf, int count, const uint8_t *at, int32_t *sums) {
+#if defined(__AVX2__)
+  if (count < 16) {
+    /* Sixteen leaves fit two registers, and looking up in registers needs no loads. */
+    const __m256i low = _mm256_loadu_si256((const __m256i *)leaf);
+    const __m256i high = _mm256_loadu_si256((const __m256i *)(leaf + 8));
+    for (int i = 0; i < TW_BLOCK; i += 8) {
+      const __m256i which = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + i)));
+      const __m256 a = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(low, which));
+      const __m256 b = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(high, which));
+      const __m256 is_high = _mm256_castsi256_ps(_mm256_slli_epi32(which, 28));
+      const __m256i picked = _mm256_castps_si256(_mm256_blendv_ps(a, b, is_high));
+      __m256i *sum = (__m256i *)(sums + i);
+      _mm256_storeu_si256(sum, _mm256_add_epi32(_mm256_loadu_si256(sum), picked));
     }
+    return;
+  }
+#endif
+  (void)count;
+  for (int i = 0; i < TW_BLOCK; ++i) sums[i] += leaf[at[i]];
+}
+
+static inline void sum_block(const tw_forest *f, const uint8_t *rows, int32_t *total) {
+  vec slots[2 * 256][PARTS];
+  for (int64_t tree = 0; tree < f->trees; ++tree) {
+    const tw_node *node = f->nodes + f->node_start[tree];
+    const int count = f->node_start[tree + 1] - f->node_start[tree];
+    for (int p = 0; p < PARTS; ++p) slots[0][p] = ~(vec){};
+    for (int i = 0; i < count; ++i) {
+      const uint8_t *row = rows + (size_t)node[i].feature * TW_BLOCK;
+      const vec bound = node[i].bound + (vec){};
+      for (int p = 0; p < PARTS; ++p) {
+        const vec here = slots[i][p];
+        const vec goes_left = (vec)(*(const vec *)(row + p * WIDTH) <= bound);
+        slots[node[i].left][p] = here & goes_left;
+        slots[node[i].right][p] = here & ~goes_left;
+      }
+    }
+    uint8_t at[TW_BLOCK];
+    for (int p = 0; p < PARTS; ++p) {
+      vec which = (vec){};
+      for (int i = 1; i <= count; ++i) which |= slots[count + i][p] & ((uint8_t)i + (vec){});
+      std::memcpy(at + p * WIDTH, &which, WIDTH);
+    }
+    add_leaves(f->leaves + f->leaf_start[tree], count, at, total);
   }
 }
 
