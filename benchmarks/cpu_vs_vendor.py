@@ -198,14 +198,17 @@ def measure(op: str, kind: str, label: str, problem: Problem, kernels: list, arc
     vendor = get_engine("vendor").plan(VendorKernel(op_name=op, library=library), problem, arch)
     theirs = vendor.bind(operands, out)
     theirs()
+    # OpenBLAS's idle threads keep their cores busy for about a tenth of a second, OpenMP's less.
+    pause = 0.2 if op == "gemm" else 0.05
+    time.sleep(pause)
     ours_us: dict = {kernel: [] for kernel in leaders}
     theirs_us = []
-    for _ in range(7):
+    for _ in range(5):
         for kernel in leaders:
             ours_us[kernel].append(median_of(calls[kernel], 0.02))
-        time.sleep(0.03)  # let our pool fall asleep before the vendor's threads run, and back
+        time.sleep(0.03)  # our pool falls asleep within a tenth of a millisecond
         theirs_us.append(median_of(theirs, 0.02))
-        time.sleep(0.03)
+        time.sleep(pause)
     best = min(leaders, key=lambda k: np.median(ours_us[k]))
     ours, vendors = float(np.median(ours_us[best])), float(np.median(theirs_us))
     # Pairs of neighbouring blocks: a machine that slows down for a while slows both.

@@ -29,6 +29,7 @@ _PUBLIC = {
     "conv_input_gradient": "tilewise.functional",
     "conv_weight_gradient": "tilewise.functional",
     "capture": "tilewise.problems.capture",
+    "Predictor": "tilewise.selection.predictor",
     "TilewiseError": "tilewise.errors",
 }
 
@@ -37,6 +38,7 @@ __all__ = [
     "ConvProblem",
     "Dispatcher",
     "GemmProblem",
+    "Predictor",
     "Priority",
     "Registry",
     "TilewiseError",
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from tilewise.ops.conv.problem import ConvProblem
     from tilewise.ops.gemm.problem import GemmProblem
     from tilewise.problems.capture import capture
+    from tilewise.selection.predictor import Predictor
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from tilewise.cli import arch, build, data, demo, doctor, kernels, problems, rank, sweep
+from tilewise.cli import (
+    arch,
+    build,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    explain,
+    export_c,
+    kernels,
+    problems,
+    rank,
+    search,
+    sweep,
+    train,
+)
 
 app = typer.Typer(
     name="tilewise",
@@ -23,4 +38,11 @@ app.command("rank")(rank.rank)
 app.add_typer(problems.app, name="problems")
 app.command("sweep")(sweep.sweep)
 app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(evaluate.compare)
+app.command("predict")(explain.predict)
+app.command("explain")(explain.explain)
+app.command("search")(search.search)
+app.command("export-c")(export_c.export_c)
 app.command("demo")(demo.demo)
