@@ -18,7 +18,7 @@ from tilewise.sweep.ray_backend import RayExecutor
 from tilewise.sweep.run import Options, sweep
 from tilewise.sweep.store import Store
 
-PROBLEMS, KERNELS = 200, 12
+PROBLEMS, KERNELS = 500, 12
 
 
 def main(folder: Path) -> None:
@@ -29,15 +29,19 @@ def main(folder: Path) -> None:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     events: list[dict[str, Any]] = []
 
+    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape), kind="cpu")
+    executor = RayExecutor(config)
+
     def listen(event: dict[str, Any]) -> None:
+        """Kills a node for good once every node has work, so that something is lost with it."""
         events.append(event)
-        if len([e for e in events if e["event"] == "row"]) == PROBLEMS * KERNELS // 4 and nodes:
+        is_busy = len(executor._hands) == 3 and all(hand.work for hand in executor._hands)
+        if is_busy and len(nodes) == 2 and len(events) > PROBLEMS * KERNELS // 10:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
 
-    config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape), kind="cpu")
     summary = sweep(
         *(folder / "store", recording.problems(PROBLEMS), recording.kernels(KERNELS)),
-        *(RayExecutor(config), recording.POLICY),
+        *(executor, recording.POLICY),
         options=Options(give_up_after=0),
         on_event=listen,
     )
