@@ -50,11 +50,17 @@ def tape(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay(
-    store: Path, tape: Path, *, problems: int = PROBLEMS, workers: int = 1, on_event: Any = None
+    store: Path,
+    tape: Path,
+    *,
+    problems: int = PROBLEMS,
+    workers: int = 1,
+    on_event: Any = None,
+    without: int = 0,
 ) -> Summary:
     config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
     return sweep(
-        *(store, recording.problems(problems), recording.kernels(KERNELS)),
+        *(store, recording.problems(problems), recording.kernels(KERNELS)[without:]),
         *(LocalExecutor(config, workers=workers), recording.POLICY),
         options=Options(give_up_after=0),
         on_event=on_event or (lambda event: None),
@@ -102,19 +108,20 @@ def test_several_workers_share_the_work(tape: Path, tmp_path: Path) -> None:
     assert set(first_pass(tmp_path).values()) == {1}
 
 
-def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path) -> None:
-    """Started together on one store; each leaves the problems that the other is at."""
+@pytest.mark.parametrize("without", [0, 1])
+def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path, without: int) -> None:
+    """Started together on one store, with equal kernels or not; neither is where the other is."""
     gate = threading.Barrier(2)
     done: list[Summary] = []
 
-    def run() -> None:
+    def run(without: int) -> None:
         def together(event: dict[str, Any]) -> None:
             if event["event"] == "start":
                 gate.wait(timeout=60)
 
-        done.append(replay(tmp_path, tape, on_event=together))
+        done.append(replay(tmp_path, tape, on_event=together, without=without))
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
+    threads = [threading.Thread(target=run, args=(n,)) for n in (0, without)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -125,6 +132,19 @@ def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path) ->
     assert len({r.identity for r in rows}) == len(rows)
     assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
     assert sum(s.rows for s in done) == len(rows)
+
+
+def test_an_error_in_the_middle_leaves_no_claim_behind(tape: Path, tmp_path: Path) -> None:
+    """The next sweep of the same process would wait for it for ever."""
+
+    def fail(event: dict[str, Any]) -> None:
+        if event["event"] == "row":
+            raise RuntimeError("listener failed")
+
+    with pytest.raises(RuntimeError, match="listener failed"):
+        replay(tmp_path, tape, on_event=fail)
+    assert replay(tmp_path, tape).remaining == 0
+    assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
 
 
 def environment() -> dict[str, str]:

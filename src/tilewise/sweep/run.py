@@ -156,8 +156,10 @@ class _Run:
                     break
         except KeyboardInterrupt:
             self.summary.stopped = "interrupted"
-        for claim in self._claims.values():
-            claim.remove()
+        finally:
+            for claim in self._claims.values():
+                claim.remove()
+            self._claims.clear()
         self.summary.seconds = time.monotonic() - self.began
         self.emit({"event": "end", **self.summary.to_dict()})
         return self.summary
@@ -202,8 +204,8 @@ class _Run:
         return None
 
     def _claim_name(self, index: int) -> str:
-        problem = self.plan.problems[index]
-        return self.plan.key(problem.key, 0)[:32]
+        """By problem alone: sweeps with other kernels may share some of theirs with this one."""
+        return self.plan.problems[index].key[:32]
 
     def _take(self, work: Work, group: list[dict[str, Any]] | None) -> None:
         if group is None:

@@ -187,7 +187,7 @@ def write_shard(path: Path, table: Any) -> None:
     scratch = path.with_name(f".{path.name}")
     try:
         with scratch.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
@@ -206,7 +206,7 @@ def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             check_schema(file.schema_arrow, path.name)
             present = set(file.schema_arrow.names)
             wanted = [name for name in columns or arrow_schema().names if name in present]
