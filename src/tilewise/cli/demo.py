@@ -144,6 +144,7 @@ def _summary(kernel: Kernel) -> str:
 
 def _gflops(problem: Problem, call: Callable[[], Any], seconds: float = 0.15) -> float:
     """The median speed over about `seconds` of calls, after a warm-up."""
+    time.sleep(0.2)  # the idle threads of whoever ran last hold their cores for a while
     call()
     times: list[float] = []
     stop = time.perf_counter() + seconds

@@ -73,11 +73,6 @@ class CpuConvKernel(Kernel):
     def lanes(self) -> int:
         return LANES[self.isa]
 
-    def copied_bytes(self, problem: ConvProblem) -> int:
-        """What an implicit product gathers into panels before it computes, read and written."""
-        view = problem.gemm
-        return 8 * view.groups * view.m * view.k if self.family == "implicit" else 0
-
     @property
     def tile(self) -> tuple[int, int, int]:
         """The register tile over the op's m x n result, and the reduction done per pass."""
