@@ -25,7 +25,6 @@ def infer(a: Any, b: Any, *, out_dtype: str = "") -> GemmProblem:
         )
     if x.shape[:-2] != y.shape[:-2]:
         raise TensorError(f"a has batch {x.shape[0]} and b {y.shape[0]}; they must be equal")
-    # cr? has no kernels of its own: a column-major A with column-major B is ccr.
     return GemmProblem(
         m=x.shape[-2],
         n=y.shape[-1],
