@@ -277,6 +277,10 @@ def test_leaders_are_those_within_noise() -> None:
     assert leaders({0: (100.0, 1.0), 1: (150.0, 1.0)}, policy) == []  # nobody to confuse it with
     assert leaders(times, replace(policy, rounds=0)) == []
     assert leaders({}, policy) == []
+    # Rivals join however slow they are, unless they failed.
+    assert leaders(times, policy, rivals=[4, 0, 9]) == [0, 1, 3, 4]
+    assert leaders({0: (100.0, 1.0), 1: (150.0, 1.0)}, policy, rivals=[1]) == [0, 1]
+    assert leaders({0: (100.0, 1.0)}, policy, rivals=[0]) == []
 
 
 def test_policies_are_data_with_an_identity() -> None:

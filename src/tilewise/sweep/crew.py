@@ -113,7 +113,7 @@ class Crew:
                 if result["status"] == "ok":
                     times[at] = (result["time_us"], result["spread_us"])
                 yield [{"stage": "first", **facts[at], **result}]
-        best = leaders(times, Policy.from_dict(task.policy))
+        best = leaders(times, Policy.from_dict(task.policy), task.rivals)
         if any(at not in task.confirmed for at in best):
             found = self.supervisor.run_in_turn(task.problem, self._items(task, best))
             yield [{"stage": "leader", **facts.get(r["id"], {}), **r} for r in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -16,6 +16,9 @@ from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable, get_op
 from tilewise.sweep.device import DeviceInfo
 from tilewise.sweep.known import Known, Record
+
+Rivals = Callable[[Problem], Iterable[Kernel]]
+"""Kernels to be compared with the leaders of a problem, such as a selection under judgement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class Task:
     confirmed: frozenset[int]
     """What has been measured among leaders before."""
     policy: Mapping[str, Any]
+    rivals: tuple[int, ...] = ()
+    """What is measured among the leaders however slow it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class SweepPlan:
     policy: Policy
     why_unusable: WhyUnusable
     retry_failed: bool = False
+    rivals: Rivals | None = None
     kernel_keys: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -107,6 +113,7 @@ class SweepPlan:
                 prior=prior,
                 confirmed=frozenset(at for at, r in records.items() if r and r.is_confirmed),
                 policy=self.policy.to_dict(),
+                rivals=self._rivals(problem, legal),
             ),
             {at: r.attempts for at, r in records.items() if r is not None},
             len(wanted) - len(todo),
@@ -121,6 +128,10 @@ class SweepPlan:
             f"none of the {len(self.kernels)} kernels can serve any of the {len(self.problems)} "
             f"problems on {self.arch.label}; for the first: {shown}"
         )
+
+    def _rivals(self, problem: Problem, legal: Sequence[int]) -> tuple[int, ...]:
+        named = set(self.rivals(problem)) if self.rivals else set()
+        return tuple(at for at in legal if self.kernels[at] in named) if named else ()
 
     def _is_wanted(self, record: Record | None) -> bool:
         return record is None or (self.retry_failed and record.status != "ok")
@@ -164,6 +175,7 @@ def make_plan(
     labels: Sequence[str] = (),
     retry_failed: bool = False,
     why_unusable: WhyUnusable | None = None,
+    rivals: Rivals | None = None,
 ) -> SweepPlan:
     """The plan of a sweep on a device; problems given twice count once."""
     usable = [k for k in dict.fromkeys(kernels) if k.engine in device.toolchains]
@@ -193,13 +205,17 @@ def make_plan(
         policy=policy,
         why_unusable=why_unusable or get_op(next(iter(first)).op).why_unusable,
         retry_failed=retry_failed,
+        rivals=rivals,
     )
 
 
-def leaders(times: Mapping[int, tuple[float, float]], policy: Policy) -> list[int]:
+def leaders(
+    times: Mapping[int, tuple[float, float]], policy: Policy, rivals: Iterable[int] = ()
+) -> list[int]:
     """The kernels within noise of the fastest, fastest first; at most the policy's number.
 
     Within noise: medians no further apart than the policy's noise, or than both spreads together.
+    Rivals that were measured come on top, whatever their time.
     """
     if not times or not policy.rounds:
         return []
@@ -210,4 +226,6 @@ def leaders(times: Mapping[int, tuple[float, float]], policy: Policy) -> list[in
         for at in ranked
         if times[at][0] - best <= max(policy.noise * best, (spread + times[at][1]) / 2)
     ]
-    return near[: policy.max_leaders] if len(near) > 1 else []
+    together = [*near[: policy.max_leaders], *(at for at in rivals if at in times)]
+    found = list(dict.fromkeys(together))
+    return found if len(found) > 1 else []

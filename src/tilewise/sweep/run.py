@@ -19,7 +19,7 @@ from tilewise.ops.contract import WhyUnusable
 from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.known import Known
 from tilewise.sweep.local import Executor
-from tilewise.sweep.plan import SweepPlan, Work, leaders, make_plan
+from tilewise.sweep.plan import Rivals, SweepPlan, Work, leaders, make_plan
 from tilewise.sweep.schema import from_table
 from tilewise.sweep.store import Store, Writer, new_run_id, read_shard
 
@@ -73,10 +73,12 @@ def sweep(
     options: Options | None = None,
     labels: Sequence[str] = (),
     why_unusable: WhyUnusable | None = None,
+    rivals: Rivals | None = None,
     on_event: Emit = lambda event: None,
 ) -> Summary:
     """Measures every legal kernel on every problem that the store does not know yet.
 
+    `rivals` are measured among a problem's leaders, in turn with them, however slow they are.
     Interrupt it in any way: what was measured is in the store, and the next call does the rest.
     """
     began = time.monotonic()
@@ -90,6 +92,7 @@ def sweep(
             labels=labels,
             retry_failed=options.retry_failed,
             why_unusable=why_unusable,
+            rivals=rivals,
         )
         with store.writer(new_run_id()) as writer:
             run = _Run(plan, store, writer, options, on_event, began)
@@ -179,7 +182,7 @@ class _Run:
         return total
 
     def _is_needed(self, work: Work) -> bool:
-        best = leaders(work.task.prior, self.plan.policy)
+        best = leaders(work.task.prior, self.plan.policy, work.task.rivals)
         return bool(work.task.todo) or any(at not in work.task.confirmed for at in best)
 
     def _next(self) -> Work | None:
