@@ -6,6 +6,7 @@ import typer
 
 from tilewise.cli import (
     arch,
+    bench,
     build,
     data,
     demo,
@@ -19,6 +20,7 @@ from tilewise.cli import (
     search,
     sweep,
     train,
+    validate,
 )
 
 app = typer.Typer(
@@ -44,5 +46,7 @@ app.command("compare")(evaluate.compare)
 app.command("predict")(explain.predict)
 app.command("explain")(explain.explain)
 app.command("search")(search.search)
+app.command("validate")(validate.validate)
+app.command("bench")(bench.bench)
 app.command("export-c")(export_c.export_c)
 app.command("demo")(demo.demo)

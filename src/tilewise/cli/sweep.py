@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,9 @@ from tilewise.cli.console import ArchOption, DtypeOption, FilterOption, OpOption
 from tilewise.cli.kernels import ConfigOption, pick
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import parse_policy
+from tilewise.core.measurement import Policy, parse_policy
 from tilewise.errors import ExpressionError, InputError
 from tilewise.ops.builder import filter_kernels
-from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
 if TYPE_CHECKING:
@@ -38,7 +37,13 @@ Emit = Callable[[dict[str, Any]], None]
 def sweep(
     store: Annotated[Path, typer.Argument(help="The folder that measurements go to.")],
     op: OpOption,
-    problems: Annotated[str, typer.Option("--problems", help="CSV, JSON or JSON lines.")],
+    problems: Annotated[
+        str,
+        typer.Option(
+            "--problems",
+            help="CSV, JSON, JSON lines, Parquet or MIOpenDriver commands; - reads standard input.",
+        ),
+    ],
     dtype: DtypeOption = None,
     arch: ArchOption = None,
     expression: FilterOption = None,
@@ -47,7 +52,11 @@ def sweep(
         str, typer.Option("--engines", help="Comma-separated; by default all that the device has.")
     ] = "",
     policy: Annotated[
-        str, typer.Option(help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words.")
+        str,
+        typer.Option(
+            help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words; "
+            "with --replay the beginning of a recorded policy's key."
+        ),
     ] = "",
     budget: Annotated[float, typer.Option(min=0, help="Stop after so many seconds.")] = 0.0,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one kernel.")] = 5.0,
@@ -77,6 +86,7 @@ def sweep(
     """
     from tilewise.problems.files import read_problems
     from tilewise.sweep.crew import WorkerConfig
+    from tilewise.sweep.recording import Recording
     from tilewise.sweep.run import Options
     from tilewise.sweep.run import sweep as run
     from tilewise.sweep.supervisor import Limits
@@ -87,30 +97,28 @@ def sweep(
         raise InputError(f"{problems} has problems that are not {dtype}; drop --dtype or split it")
     for line in found.bad_lines:
         err.print(f"{problems}, {line}", highlight=False, markup=False)
-    kind = device_kind(arch, replay)
-    chosen = parse_policy(policy, kind)
-    if kind == "cpu" and not chosen.threads:
-        from dataclasses import replace
-
-        from tilewise.settings import settings
-
-        chosen = replace(chosen, threads=settings().threads)
+    recording = Recording.load(replay, arch=arch or "", policy=policy) if replay else None
+    if recording:
+        kind, chosen = "cpu", recording.policy
+        device = f"{recording.arch.name}:{recording.arch.device}"
+    else:
+        kind = device_kind(arch)
+        chosen, device = settled_policy(policy, kind), (arch or "").partition(":")[0]
     names = tuple(word.strip() for word in engines.split(",") if word.strip())
     settings_of_workers = WorkerConfig(
         engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
         policy=chosen,
         kind=kind,
-        arch=arch.partition(":")[0] if arch else "",
+        arch=device,
         replay=str(replay) if replay else "",
         limits=Limits(timeout_s=timeout, batch=batch),
         jobs=jobs,
     )
 
     def kernels(live: Arch) -> list[Kernel]:
-        if replay:
-            if arch and live.name != arch.partition(":")[0]:
-                raise InputError(f"--arch is {arch}; {replay} was recorded on {live.label}")
-            return recorded_kernels(replay, op)
+        if recording:
+            recorded = [k for k in recording.kernels(op) if not names or k.engine in names]
+            return filter_kernels(recorded, expression) if expression else recorded
         wanted = list(settings_of_workers.engines)
         return with_vendor(
             pick(op, live, dtype, wanted, expression, config), op, wanted, expression
@@ -125,6 +133,7 @@ def sweep(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),
             labels=[json.dumps(labels, default=str) for labels in found.labels],
+            why_unusable=recording.why_unusable if recording else None,
             on_event=on_event,
         )
     if not as_json:
@@ -132,23 +141,23 @@ def sweep(
     raise typer.Exit(130 if summary.stopped == "interrupted" else 0)
 
 
-def device_kind(arch: str | None, replay: Path | None) -> str:
+def settled_policy(text: str, kind: str) -> Policy:
+    """The policy asked for; on a CPU with the number of threads, which is part of its identity."""
+    policy = parse_policy(text, kind)
+    if kind != "cpu" or policy.threads:
+        return policy
+    from tilewise.settings import settings
+
+    return replace(policy, threads=settings().threads)
+
+
+def device_kind(arch: str | None) -> str:
     """`cpu` or `gpu`, without touching the device: that is left to workers."""
     if arch:
         return load_arch(arch.partition(":")[0]).kind
-    if replay:
-        return "cpu"
-    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-    return "gpu" if any(Path(driver).exists() for driver in drivers) else "cpu"
+    from tilewise.sweep.device import visible_gpus
 
-
-def recorded_kernels(replay: Path, op: str) -> list[Kernel]:
-    """The kernels of a recording, in its order."""
-    from tilewise.sweep.store import Store
-
-    rows = Store(replay).table(["op", "kernel_fields"]).to_pylist()
-    texts = dict.fromkeys(row["kernel_fields"] for row in rows if row["op"] == op)
-    return [get_op(op).kernel_from_dict(json.loads(text)) for text in texts]
+    return "gpu" if visible_gpus() else "cpu"
 
 
 def with_vendor(
@@ -178,19 +187,11 @@ def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Execu
         return RayExecutor(config, workers=workers, address=address)
     if on != "local":
         raise InputError(f"--on is {on!r}; use local or ray")
+    from tilewise.sweep.device import visible_gpus
     from tilewise.sweep.local import LocalExecutor
 
-    gpus = visible_gpus() if config.kind == "gpu" and not config.replay else []
+    gpus = visible_gpus() if config.kind == "gpu" else []
     return LocalExecutor(config, workers=workers or len(gpus) or 1, gpus=gpus)
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs of this machine, counted by their device files."""
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if os.environ.get(name):
-            return [gpu.strip() for gpu in os.environ[name].split(",")]
-    count = len(list(Path("/dev").glob("nvidia[0-9]*"))) or 1
-    return [str(index) for index in range(count)]
 
 
 @contextmanager

@@ -1,0 +1,132 @@
+"""`bench`: named kernels, the selected ones and the vendor's timed in turn on one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    FilterOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    out,
+    parse_problem,
+    table,
+)
+from tilewise.cli.explain import ProblemWords
+from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
+from tilewise.cli.models import ModelOption
+from tilewise.cli.sweep import shown
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Measurement
+from tilewise.core.problem import Problem
+from tilewise.errors import KernelError
+from tilewise.ops.contract import get_op
+from tilewise.selection.choice import Choice
+
+
+def bench(
+    words: ProblemWords,
+    op: OpOption,
+    arch: ArchOption = None,
+    dtype: DtypeOption = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="Time this one (repeatable).")
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", min=0, help="Time so many from the head of the ranking.")
+    ] = 1,
+    model: ModelOption = None,
+    expression: FilterOption = None,
+    policy: PolicyOption = "",
+    timeout: TimeoutOption = 5.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Times kernels on one problem, in turn; exit 1 where one of them fails."""
+    from tilewise.selection.live import rows_of
+    from tilewise.sweep.run import sweep
+
+    problem = parse_problem(op, words, dtype)
+    named = [get_op(op).kernel_from_name(name) for name in kernel or ()]
+    session = Session.of(arch, policy, timeout)
+    chosen: list[Choice] = []
+    timed: list[Kernel] = []
+
+    def kernels(device: Arch) -> Sequence[Kernel]:
+        registry = session.registry(op, device, expression)
+        why_unusable = registry.op.why_unusable
+        for given in named:
+            why = why_unusable(given, problem, device)
+            if why is not None:
+                raise KernelError(f"{given.name} cannot serve this problem: {why}")
+        choice = dispatcher_of(registry, model).select(problem)
+        ranked = (r.kernel for r in choice.ranking)
+        head = [k for k in ranked if why_unusable(k, problem, device) is None][:top]
+        chosen.append(choice)
+        timed.extend(session.with_vendors(op, [*named, *head]))
+        return timed
+
+    with store_folder(None) as folder, shown(as_json=False) as on_event:
+        summary = sweep(
+            *(folder, [problem], kernels, session.executor(), session.policy),
+            rivals=lambda _: timed,
+            on_event=on_event,
+        )
+        rows = rows_of(folder, [problem], session.policy, summary.device).get(problem.key, [])
+    if summary.stopped:
+        raise typer.Exit(130)
+    listed = timings(rows, chosen[0])
+    if as_json:
+        emit({"problem": problem.to_dict(), "device": summary.device, "rows": listed})
+    else:
+        tell(listed, problem, summary.device)
+    raise typer.Exit(0 if all(row["status"] == "ok" for row in listed) else 1)
+
+
+def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]:
+    """The last reading of each kernel, fastest first, beside what was predicted."""
+    last: dict[str, Measurement] = {}
+    for row in sorted(rows, key=lambda r: (r.is_ok, r.attempt)):
+        last[row.kernel] = row
+    predicted = {r.kernel.name: r.predicted_us for r in choice.ranking}
+    vendors = [r.time_us for r in last.values() if r.engine == "vendor" and r.time_us]
+    vendor = min(vendors, default=None)
+    shown_fields = ("kernel", "status", "message", "time_us", "spread_us", "min_us", "repeats")
+    by_time: Callable[[Measurement], float] = lambda r: r.time_us or float("inf")  # noqa: E731
+    return [
+        {
+            **{name: getattr(row, name) for name in shown_fields},
+            "tflops": row.tflops,
+            "gb_s": row.gb_s,
+            "predicted_us": predicted.get(row.kernel),
+            "vs_vendor": vendor / row.time_us if vendor and row.time_us else None,
+            "is_selected": row.kernel == choice.kernel.name,
+        }
+        for row in sorted(last.values(), key=by_time)
+    ]
+
+
+def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
+    """The readings, for people."""
+    columns = ("time_us", "spread_us", "predicted_us", "tflops", "gb_s", "vs_vendor")
+    table(
+        f"{problem.op} {problem.dtype} on {device}; * is what tilewise selects",
+        ["", "kernel", "us", "spread", "predicted", "TFLOPS", "GB/s", "vs vendor"],
+        [
+            [
+                "*" if row["is_selected"] else "",
+                row["kernel"],
+                *("-" if row[c] is None else row[c] for c in columns),
+            ]
+            for row in rows
+        ],
+    )
+    for row in rows:
+        if row["status"] != "ok":
+            out.print(f"{row['kernel']}: {row['status']}: {row['message'].splitlines()[0]}")

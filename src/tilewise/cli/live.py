@@ -1,0 +1,131 @@
+"""What `validate` and `bench` share: the device, who takes part on it, and who chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilewise.cli.sweep import (
+    device_kind,
+    executor,
+    recorded_kernels,
+    settled_policy,
+    with_vendor,
+)
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
+from tilewise.errors import InputError
+
+if TYPE_CHECKING:
+    from tilewise.dispatch import Dispatcher, Registry
+    from tilewise.sweep.local import Executor
+
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.01, help="Seconds for one kernel.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A device to measure on, or a recording of one, as the options ask for it."""
+
+    arch: str
+    kind: str
+    policy: Policy
+    timeout: float
+    replay: Path | None = None
+
+    @classmethod
+    def of(
+        cls, arch: str | None, policy: str, timeout: float, replay: Path | None = None
+    ) -> Session:
+        kind = device_kind(arch, replay)
+        return cls(
+            arch=arch.partition(":")[0] if arch else "",
+            kind=kind,
+            policy=settled_policy(policy, kind),
+            timeout=timeout,
+            replay=replay,
+        )
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return ("cpu", "vendor") if self.kind == "cpu" else ("triton", "vendor")
+
+    def executor(self) -> Executor:
+        """One worker: several would share the device that is being timed."""
+        from tilewise.sweep.crew import WorkerConfig
+        from tilewise.sweep.supervisor import Limits
+
+        config = WorkerConfig(
+            engines=self.engines,
+            policy=self.policy,
+            kind=self.kind,
+            arch=self.arch,
+            replay=str(self.replay) if self.replay else "",
+            limits=Limits(timeout_s=self.timeout),
+        )
+        return executor("local", config, 1, "")
+
+    def registry(self, op: str, arch: Arch, expression: str | None = None) -> Registry:
+        """What `tilewise.select` chooses from, less foreign kernels; or what was recorded.
+
+        The vendor's kernel stays whatever the filter says.
+        """
+        from tilewise.dispatch import Registry, default_registry
+        from tilewise.engines import is_foreign
+
+        if self.replay:
+            registry = Registry(op, arch, name="recorded")
+            rules = registry.op.why_unusable
+            recorded = recorded_kernels(self.replay, op)
+            registry.declare([k for k in recorded if rules(k, None, arch) is None])
+        else:
+            registry = default_registry(op, arch).filter(lambda k: not is_foreign(k.engine))
+        if not expression:
+            return registry
+        return registry.filter(expression).merge(registry.filter(lambda k: k.engine == "vendor"))
+
+    def with_vendors(self, op: str, kernels: list[Kernel]) -> list[Kernel]:
+        """The kernels, and every routine of the vendor's that the device has."""
+        if self.replay:
+            return kernels
+        own = [kernel for kernel in kernels if kernel.engine != "vendor"]
+        return with_vendor(own, op, list(self.engines), None)
+
+
+def dispatcher_of(registry: Registry, model: Path | None) -> Dispatcher:
+    """Whoever `tilewise.select` would ask, or the model given."""
+    if model is None:
+        return registry.dispatcher
+    from tilewise.core.model import load_model
+    from tilewise.dispatch import Dispatcher
+    from tilewise.selection.selector import ModelRanker
+
+    found, op, arch = load_model(model), registry.op.name, registry.arch.name
+    if (found.op, found.arch) != (op, arch):
+        raise InputError(
+            f"{model} is for {found.op} on {found.arch}; this is {op} on {arch}. "
+            "Name another model, or leave --model out"
+        )
+    return Dispatcher(registry, rankers=[ModelRanker(found)])
+
+
+@contextmanager
+def store_folder(given: Path | None) -> Iterator[Path]:
+    """The folder given, or one that is gone afterwards."""
+    if given is not None:
+        yield given
+        return
+    with TemporaryDirectory(prefix="tilewise-") as folder:
+        yield Path(folder)

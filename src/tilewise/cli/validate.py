@@ -1,0 +1,159 @@
+"""`validate`: the selected kernel against every legal one and the vendor's, on this device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise.cli.console import (
+    ArchOption,
+    DtypeOption,
+    FilterOption,
+    JsonFlag,
+    OpOption,
+    emit,
+    err,
+    out,
+    table,
+)
+from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
+from tilewise.cli.models import ModelOption
+from tilewise.cli.sweep import shown
+from tilewise.core.arch import Arch
+from tilewise.errors import InputError
+
+if TYPE_CHECKING:
+    from tilewise.selection.live import Field, Validation
+
+
+def validate(
+    op: OpOption,
+    problems: Annotated[str, typer.Option("--problems", help="CSV, JSON or JSON lines.")],
+    dtype: DtypeOption = None,
+    arch: ArchOption = None,
+    model: ModelOption = None,
+    expression: FilterOption = None,
+    policy: PolicyOption = "",
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Keep measurements here, and resume from it.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0, help="Stop after so many seconds.")] = 0.0,
+    timeout: TimeoutOption = 5.0,
+    replay: Annotated[
+        Path | None, typer.Option(help="Judge by this store in place of measuring.")
+    ] = None,
+    min_efficiency: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Exit 1 below this mean, in percent.")
+    ] = None,
+    min_p10: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Exit 1 below this P10, in percent.")
+    ] = None,
+    min_vs_vendor: Annotated[
+        float | None, typer.Option(min=0, help="Exit 1 below this geometric mean.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measures every legal kernel, the selected one and the vendor's, and judges the selection.
+
+    The selected kernel is timed in turn with the fastest ones and the vendor's. Stop it in any
+    way: with --store the same command carries on.
+    """
+    from tilewise.problems.files import read_problems
+    from tilewise.selection import live
+    from tilewise.sweep.run import Options
+
+    found = read_problems(problems, op, **({"dtype": dtype} if dtype else {}))
+    if dtype and any(p.dtype != dtype for p in found.problems):
+        raise InputError(f"{problems} has problems that are not {dtype}; drop --dtype or split it")
+    for line in found.bad_lines:
+        err.print(f"{problems}, {line}")
+    session = Session.of(arch, policy, timeout, replay)
+
+    def field(device: Arch) -> Field:
+        registry = session.registry(op, device, expression)
+        every = session.with_vendors(op, list(registry))
+        return live.Field(kernels=every, choose=dispatcher_of(registry, model).select)
+
+    with store_folder(store) as folder, shown(as_json=False) as on_event:
+        outcome = live.validate(
+            *(folder, found.problems, field, session.executor(), session.policy),
+            options=Options(budget_s=budget),
+            labels=[json.dumps(labels, default=str) for labels in found.labels],
+            on_event=on_event,
+        )
+    report = outcome.to_dict()
+    limits = {"mean": min_efficiency, "p10": min_p10, "vs_vendor": min_vs_vendor}
+    report["checks"] = checks(report["summary"], limits)
+    if as_json:
+        emit({"op": op, "dtype": dtype, "policy": session.policy.to_dict(), **report})
+    else:
+        tell(outcome, report)
+    if outcome.sweep.stopped == "interrupted":
+        raise typer.Exit(130)
+    passed = bool(outcome.verdicts) and all(check["passed"] for check in report["checks"])
+    raise typer.Exit(0 if passed else 1)
+
+
+def checks(summary: dict[str, Any], limits: dict[str, float | None]) -> list[dict[str, Any]]:
+    """Each limit that was given, beside what was found; what could not be found has failed."""
+    reached = {**(summary["efficiency"] or {}), "vs_vendor": summary["vs_vendor"]}
+    return [
+        {
+            "check": name,
+            "least": least,
+            "found": reached.get(name),
+            "passed": reached.get(name) is not None and reached[name] >= least,
+        }
+        for name, least in limits.items()
+        if least is not None
+    ]
+
+
+def tell(outcome: Validation, report: dict[str, Any]) -> None:
+    """The verdicts, worst first, and the summary, for people."""
+    worst = sorted(outcome.verdicts, key=lambda v: v.efficiency)
+    table(
+        f"{len(worst)} problems on {outcome.sweep.device}, worst first",
+        ["% of best", "vs vendor", "chosen us", "best us", "vendor us", "chosen", "best"],
+        [
+            [
+                100 * v.efficiency,
+                *("-" if x is None else x for x in (v.vs_vendor, v.chosen_us)),
+                v.best_us,
+                "-" if v.vendor_us is None else v.vendor_us,
+                v.chosen,
+                "the same" if v.best == v.chosen else v.best,
+            ]
+            for v in worst[:20]
+        ],
+    )
+    summary = report["summary"]
+    columns = ("mean", "median", "p10", "min")
+    lines = [
+        [name, *(summary[key][c] for c in columns)]
+        for name, key in (("chosen", "efficiency"), ("oracle, measured again", "oracle_again"))
+        if summary[key]
+    ]
+    if lines:
+        table("% of the best", ["", *columns], lines)
+        hits = ", ".join(f"{summary[f'top{k}']:g} % in {k}" for k in (1, 3, 5, 10))
+        out.print(f"the best is ranked first or early: {hits}")
+    if summary["vs_vendor"]:
+        out.print(
+            f"against the vendor: {summary['vs_vendor']:.3g} times as fast (geometric mean), "
+            f"the best kernel {summary['best_vs_vendor']:.3g}"
+        )
+    chosen_by = ", ".join(f"{n} by the {path}" for path, n in summary["paths"].items())
+    noise = "" if summary["noise"] is None else f"; readings spread by {summary['noise']:.1%}"
+    out.print(f"chosen {chosen_by or 'nowhere'}{noise}")
+    if summary["failures"] or summary["chosen_failed"]:
+        failed = ", ".join(f"{n} {status}" for status, n in summary["failures"].items())
+        out.print(f"failures: {failed or 'none'}; {summary['chosen_failed']} of chosen kernels")
+    if summary["unfinished"]:
+        out.print(f"{summary['unfinished']} problems could not be judged")
+    for check in report["checks"]:
+        verdict = "holds" if check["passed"] else "FAILS"
+        out.print(f"{check['check']} of at least {check['least']:g} {verdict}: {check['found']}")

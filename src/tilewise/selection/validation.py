@@ -1,0 +1,190 @@
+"""Judges selections by measurements of one device: against the best kernel and the vendor's.
+
+The chosen kernel, the leaders and the vendor's are timed in turn (a *contest*), so that the best is
+not the luckiest reading and drift of the device falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import BUILD_FAILURES, Measurement
+from tilewise.core.problem import Problem
+
+TOP = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One problem: what was chosen, what was best and what the vendor's routine took."""
+
+    problem: Problem
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    path: str
+    """Who chose: `model`, `analytic` or `vendor`."""
+    chosen: str
+    chosen_us: float | None
+    """None where the chosen kernel failed."""
+    best: str
+    best_us: float
+    place: int | None
+    """Where the best stands in the ranking, from 1; None where it was not ranked."""
+    vendor: str | None
+    vendor_us: float | None
+    kernels: int
+    """How many gave a right result."""
+    spread: float | None
+    """The contest's typical interquartile range over its time."""
+    again: float | None
+    """What the first pass's winner reached in the contest: an oracle, measured twice."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def efficiency(self) -> float:
+        """Speed of the chosen kernel over the best one's; 0 where it failed."""
+        return self.best_us / self.chosen_us if self.chosen_us else 0.0
+
+    @property
+    def vs_vendor(self) -> float | None:
+        """The vendor's time over the chosen kernel's: above 1, the choice is faster."""
+        if self.vendor_us is None or self.chosen_us is None:
+            return None
+        return self.vendor_us / self.chosen_us
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("path", "chosen", "chosen_us", "best", "best_us", "place", "vendor", "vendor_us")
+        return {
+            "problem": self.problem.to_dict(),
+            **({"labels": dict(self.labels)} if self.labels else {}),
+            **{name: getattr(self, name) for name in names},
+            "efficiency": 100 * self.efficiency,
+            "vs_vendor": self.vs_vendor,
+            "kernels": self.kernels,
+            "spread": self.spread,
+            "failures": dict(self.failures),
+        }
+
+
+def judge(
+    problem: Problem,
+    path: str,
+    ranking: Sequence[Kernel],
+    rows: Iterable[Measurement],
+    labels: Mapping[str, Any] | None = None,
+) -> Verdict | None:
+    """The verdict on a ranking of measured kernels; None where no kernel gave a right result.
+
+    Kernels that do not build are passed over, as a dispatcher does; any other failure of the
+    chosen one counts against it.
+    """
+    every = list(rows)
+    held = _held(every)
+    good = {name: row for name, row in held.items() if row.time_us}
+    if not good or not ranking:
+        return None
+    names = [kernel.name for kernel in ranking]
+    chosen = next((n for n in names if n in held and not _is_unbuilt(held[n])), names[0])
+    contest = _contest(every, chosen)
+    times = {name: row.time_us or 0.0 for name, row in (contest or good).items()}
+    best = min(times, key=lambda name: times[name])
+    vendors = [n for n in times if held[n].engine == "vendor"]
+    vendor = min(vendors, key=lambda name: times[name], default=None)
+    return Verdict(
+        problem=problem,
+        labels=labels or {},
+        path=path,
+        chosen=chosen,
+        chosen_us=times.get(chosen),
+        best=best,
+        best_us=times[best],
+        place=names.index(best) + 1 if best in names else None,
+        vendor=vendor,
+        vendor_us=times[vendor] if vendor else None,
+        kernels=len(good),
+        spread=_spread(contest or good),
+        again=_again(every, contest),
+        failures=Counter(row.status for row in held.values() if not row.is_ok),
+    )
+
+
+def _is_unbuilt(row: Measurement) -> bool:
+    return row.status in BUILD_FAILURES
+
+
+def _held(rows: Iterable[Measurement]) -> dict[str, Measurement]:
+    """Kernel -> the row that holds: the last good one, else the last."""
+    held: dict[str, Measurement] = {}
+    for row in sorted(rows, key=lambda r: (r.is_ok, r.attempt)):
+        held[row.kernel] = row
+    return held
+
+
+def _contest(rows: Iterable[Measurement], chosen: str) -> dict[str, Measurement]:
+    """The last time that the chosen kernel was timed in turn with the leaders; may be empty."""
+    contests: dict[tuple[float, str], dict[str, Measurement]] = {}
+    for row in rows:
+        if row.stage == "leader" and row.time_us:
+            contests.setdefault((row.measured_at, row.run_id), {})[row.kernel] = row
+    having = [when for when, contest in contests.items() if chosen in contest]
+    return contests[max(having)] if having else {}
+
+
+def _spread(rows: Mapping[str, Measurement]) -> float | None:
+    known = [r.spread_us / r.time_us for r in rows.values() if r.time_us and r.spread_us]
+    return float(np.median(known)) if known else None
+
+
+def _again(rows: Iterable[Measurement], contest: Mapping[str, Measurement]) -> float | None:
+    first = {r.kernel: r.time_us for r in rows if r.stage != "leader" and r.time_us}
+    if not contest or not first:
+        return None
+    winner = contest.get(min(first, key=lambda name: first[name]))
+    fastest = min(r.time_us or 0.0 for r in contest.values())
+    return None if winner is None or not winner.time_us else fastest / winner.time_us
+
+
+def summarise(verdicts: Sequence[Verdict], *, unfinished: int = 0) -> dict[str, Any]:
+    """All verdicts in a few numbers, JSON-ready; efficiencies are in percent."""
+    failures: Counter[str] = Counter()
+    for verdict in verdicts:
+        failures.update(verdict.failures)
+    spreads = [v.spread for v in verdicts if v.spread is not None]
+    found: dict[str, Any] = {
+        "problems": len(verdicts),
+        "unfinished": unfinished,
+        "efficiency": percentages([v.efficiency for v in verdicts]),
+        "oracle_again": percentages([v.again for v in verdicts if v.again is not None]),
+        "vs_vendor": geomean([v.vs_vendor for v in verdicts]),
+        "best_vs_vendor": geomean([v.vendor_us and v.vendor_us / v.best_us for v in verdicts]),
+        "paths": dict(Counter(v.path for v in verdicts)),
+        "chosen_failed": sum(v.chosen_us is None for v in verdicts),
+        "failures": dict(failures),
+        "noise": round(float(np.median(spreads)), 5) if spreads else None,
+    }
+    places = [v.place for v in verdicts]
+    for k in TOP if verdicts else ():
+        hits = [place is not None and place <= k for place in places]
+        found[f"top{k}"] = round(100 * sum(hits) / len(hits), 2)
+    return found
+
+
+def percentages(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, median, P10 and least of shares, in percent; None of none."""
+    if not values:
+        return None
+    e = 100 * np.array(values)
+    p10, median = np.percentile(e, [10, 50])
+    named = {"mean": e.mean(), "median": median, "p10": p10, "min": e.min()}
+    return {name: round(float(value), 3) for name, value in named.items()}
+
+
+def geomean(ratios: Iterable[float | None]) -> float | None:
+    """The geometric mean of what is there; None of none."""
+    known = [ratio for ratio in ratios if ratio]
+    return round(float(np.exp(np.mean(np.log(known)))), 4) if known else None
