@@ -97,8 +97,10 @@ class Policy:
 
 POLICIES: dict[str, Policy] = {
     "cpu": Policy(),
-    "gpu": Policy(cache="cold", time_ms=10.0),
-    "graph": Policy(cache="cold", launch="graph", time_ms=10.0),
+    "gpu": Policy(cache="cold", time_ms=2.0, warmup=1, min_repeats=3, max_repeats=20),
+    "graph": Policy(
+        cache="cold", launch="graph", time_ms=2.0, warmup=1, min_repeats=3, max_repeats=20
+    ),
     "quick": Policy(time_ms=5.0, warmup=1, min_repeats=3, max_repeats=20, rounds=0),
     "careful": Policy(time_ms=200.0, warmup=10, min_repeats=20, max_repeats=1000, rounds=10),
 }
@@ -196,7 +198,7 @@ class Measurement:
     """Canonical JSON of `Policy.to_dict`."""
     stage: str = "first"
     attempt: int = 0
-    """Counts the measurements of one key; the highest is the one that holds."""
+    """Counts the measurements of one key; see `rank` for the one that holds."""
     status: str
     message: str = ""
     time_us: float | None = None
@@ -227,6 +229,11 @@ class Measurement:
     def identity(self) -> tuple[str, int]:
         """No two rows of a store share it."""
         return self.key, self.attempt
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Of several rows of one key the highest holds: the last good reading, else the last."""
+        return self.is_ok and self.time_us is not None, self.attempt
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -269,6 +276,3 @@ class Measurement:
 def _identity(value: Problem | Kernel | Policy) -> tuple[str, str]:
     """Key and canonical JSON; the rows of a store repeat few of each."""
     return value.key, canonical_json(value.to_dict())
-
-
-COLUMNS = tuple(f.name for f in fields(Measurement))

@@ -19,8 +19,9 @@ from tilewise.sweep.timing import Call, Timer
 
 PATTERN = 0xA5
 FLUSH_BYTES = 256 << 20
-"""At least; twice the last cache where that is more. A smaller one leaves operands in the cache,
-and a shorter pause lets the device overtake the host, whose delay would then be measured."""
+"""Read before each call, so that the cache holds other, clean data: lines that are written
+instead would have to leave while the kernel runs, at its expense. At least twice the last cache;
+a shorter pause would let the device overtake the host, whose delay would then be measured."""
 PAUSE_CYCLES = 200_000
 _TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2", "tf32": "float32"}
 _TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
@@ -37,7 +38,8 @@ class CudaTimer(Timer):
         self.torch = torch
         self.policy = policy
         size = max(FLUSH_BYTES, 2 * cache_bytes) if policy.cache == "cold" else 0
-        self._flush = torch.empty(size, dtype=torch.int8, device="cuda")
+        self._flush = torch.zeros(size // 4, dtype=torch.float32, device="cuda")
+        self._sum = torch.zeros((), dtype=torch.float32, device="cuda")
         self._events: list[tuple[Any, Any]] = []
 
     def samples(self, call: Call, count: int, inner: int) -> list[float]:
@@ -47,7 +49,7 @@ class CudaTimer(Timer):
             self._events.append(pair)
         for start, end in self._events[:count]:
             if self._flush.numel():
-                self._flush.zero_()
+                torch.sum(self._flush, dim=0, out=self._sum)
             else:
                 torch.cuda._sleep(PAUSE_CYCLES)
             start.record()

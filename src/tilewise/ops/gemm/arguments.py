@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import Any, NamedTuple
 
 from tilewise.core.dtypes import dtype as element
@@ -65,7 +64,8 @@ class View(NamedTuple):
 class Arguments:
     """Collects a kernel's arguments: passed ones with type and value, the rest as constants."""
 
-    def __init__(self) -> None:
+    def __init__(self, item_bytes: int) -> None:
+        self._multiples = (16 // item_bytes, max(1, 4 // item_bytes), 1)
         self.signature: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
         self.divisible: dict[str, int] = {}
@@ -77,13 +77,21 @@ class Arguments:
         if divisible > 1:
             self.divisible[name] = divisible
 
+    def _multiple(self, value: int) -> int:
+        """What the kernel may take a size or stride to be a multiple of.
+
+        Three classes are told apart, as each is compiled on its own: what loads of 16 bytes
+        need, what the shortest asynchronous ones of 4 need, and anything.
+        """
+        return next(multiple for multiple in self._multiples if value % multiple == 0)
+
     def size(self, name: str, value: int, matters: bool = False) -> None:
         """A size; its divisibility is made known where it bounds neighbours in memory."""
-        self.give(name, "i32", value, gcd(value, 16) if matters else 1)
+        self.give(name, "i32", value, self._multiple(value) if matters else 1)
 
     def batch_stride(self, name: str, value: int) -> None:
         if value:
-            self.give(name, "i64", value, gcd(value, 16))
+            self.give(name, "i64", value, self._multiple(value))
         else:
             self.constants[name] = 0
 
@@ -92,7 +100,7 @@ class Arguments:
             self.constants[name] = 1
         else:
             kind = "i64" if wide or value >= SMALL_STRIDE else "i32"
-            self.give(name, kind, value, gcd(value, 16))
+            self.give(name, kind, value, self._multiple(value))
 
 
 def give_result(args: Arguments, view: View, problem: GemmProblem, e: Epilogue) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
 from tilewise.ops.gemm.arguments import (
     A_SCALE,
     B_SCALE,
@@ -134,7 +135,7 @@ def _pointer_constants(kernel: TritonGemmKernel, view: View) -> dict[str, Any]:
 def _pointer(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments()
+    args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, 16 * aligned)
     give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
@@ -168,7 +169,7 @@ def _stream_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -
 def _streamk(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments()
+    args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, 16 * aligned)
     give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
@@ -195,7 +196,7 @@ def _streamk(
 def _gemv(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments()
+    args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, 16 * aligned)
     give_result(args, view, p, e)
     tiles = -(-view.m // kernel.tile_m)

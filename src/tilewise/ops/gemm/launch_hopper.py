@@ -76,7 +76,7 @@ def tma(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     _require_alignment(aligned)
-    args = Arguments()
+    args = Arguments(element(p.dtype).bytes)
     kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
     a = _plane(_descriptor(view.a, "A", view.a_strides, 1, view.m, view.k, size))
     b = _plane(_descriptor(view.b, "B", view.b_strides, 1, view.k, view.n, size))
@@ -119,7 +119,7 @@ def specialised(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     _require_alignment(aligned)
-    args = Arguments()
+    args = Arguments(element(p.dtype).bytes)
     kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
     a = _descriptor(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
     b = _descriptor(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
