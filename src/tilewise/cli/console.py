@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewise.core.arch import Arch, load_arch
+from tilewise.core.dtypes import dtype
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
@@ -81,9 +82,9 @@ def resolve_arch(name: str | None) -> Arch:
     return load_arch(arch, device)
 
 
-def parse_problem(op: str, words: Sequence[str], dtype: str | None = None) -> Problem:
+def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> Problem:
     """A problem from `KEY=VALUE` words."""
-    values: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    values: dict[str, Any] = {"dtype": element} if element else {}
     kind = get_op(op).problem
     for word in words:
         key, equals, text = word.partition("=")
@@ -97,3 +98,16 @@ def parse_problem(op: str, words: Sequence[str], dtype: str | None = None) -> Pr
     if missing:
         raise InputError(f"{op} needs {', '.join(missing)} as well, for example {missing[0]}=64")
     return get_op(op).make_problem(**values)
+
+
+def spell_problem(problem: Problem) -> str:
+    """A problem as the words that `parse_problem` reads, less what goes without saying."""
+    usual = {f.name: f.default for f in fields(problem)}  # type: ignore[arg-type]
+    # The op says the direction, --dtype the dtype.
+    usual |= {name: getattr(problem, name) for name in ("dtype", "direction") if name in usual}
+    usual["out_dtype"] = dtype(problem.dtype).result
+    return " ".join(
+        f"{key}={getattr(problem, name)}"
+        for key, name in problem.KEYS.items()
+        if getattr(problem, name) != usual[name]
+    )

@@ -14,7 +14,6 @@ import typer
 from tilewise.cli.sweep import (
     device_kind,
     executor,
-    recorded_kernels,
     settled_policy,
     with_vendor,
 )
@@ -26,6 +25,7 @@ from tilewise.errors import InputError
 if TYPE_CHECKING:
     from tilewise.dispatch import Dispatcher, Registry
     from tilewise.sweep.local import Executor
+    from tilewise.sweep.recording import Recording
 
 PolicyOption = Annotated[
     str, typer.Option("--policy", help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words.")
@@ -44,18 +44,30 @@ class Session:
     policy: Policy
     timeout: float
     replay: Path | None = None
+    recording: Recording | None = None
 
     @classmethod
     def of(
         cls, arch: str | None, policy: str, timeout: float, replay: Path | None = None
     ) -> Session:
-        kind = device_kind(arch, replay)
+        if replay is not None:
+            from tilewise.sweep.recording import Recording
+
+            found = Recording.load(replay, arch=arch or "", policy=policy)
+            return cls(
+                arch=found.where,
+                kind="cpu",
+                policy=found.policy,
+                timeout=timeout,
+                replay=replay,
+                recording=found,
+            )
+        kind = device_kind(arch)
         return cls(
             arch=arch.partition(":")[0] if arch else "",
             kind=kind,
             policy=settled_policy(policy, kind),
             timeout=timeout,
-            replay=replay,
         )
 
     @property
@@ -85,10 +97,10 @@ class Session:
         from tilewise.dispatch import Registry, default_registry
         from tilewise.engines import is_foreign
 
-        if self.replay:
+        if self.recording:
             registry = Registry(op, arch, name="recorded")
             rules = registry.op.why_unusable
-            recorded = recorded_kernels(self.replay, op)
+            recorded = self.recording.kernels(op)
             registry.declare([k for k in recorded if rules(k, None, arch) is None])
         else:
             registry = default_registry(op, arch).filter(lambda k: not is_foreign(k.engine))

@@ -17,6 +17,7 @@ from tilewise.cli.console import (
     emit,
     err,
     out,
+    spell_problem,
     table,
 )
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
@@ -27,6 +28,9 @@ from tilewise.errors import InputError
 
 if TYPE_CHECKING:
     from tilewise.selection.live import Field, Validation
+
+SHOWN, NAMED = 20, 3
+"""Problems in the table, and those whose kernels are named beneath it."""
 
 
 def validate(
@@ -81,6 +85,7 @@ def validate(
         outcome = live.validate(
             *(folder, found.problems, field, session.executor(), session.policy),
             options=Options(budget_s=budget),
+            why_unusable=session.recording.why_unusable if session.recording else None,
             labels=[json.dumps(labels, default=str) for labels in found.labels],
             on_event=on_event,
         )
@@ -115,30 +120,32 @@ def checks(summary: dict[str, Any], limits: dict[str, float | None]) -> list[dic
 def tell(outcome: Validation, report: dict[str, Any]) -> None:
     """The verdicts, worst first, and the summary, for people."""
     worst = sorted(outcome.verdicts, key=lambda v: v.efficiency)
+    columns = ["% of best", "vs vendor", "chosen us", "best us", "vendor us", "problem"]
     table(
         f"{len(worst)} problems on {outcome.sweep.device}, worst first",
-        ["% of best", "vs vendor", "chosen us", "best us", "vendor us", "chosen", "best"],
+        columns,
         [
             [
                 100 * v.efficiency,
                 *("-" if x is None else x for x in (v.vs_vendor, v.chosen_us)),
-                v.best_us,
-                "-" if v.vendor_us is None else v.vendor_us,
-                v.chosen,
-                "the same" if v.best == v.chosen else v.best,
+                *(v.best_us, "-" if v.vendor_us is None else v.vendor_us),
+                spell_problem(v.problem),
             ]
-            for v in worst[:20]
+            for v in worst[:SHOWN]
         ],
     )
+    for v in worst[:NAMED]:
+        if v.chosen != v.best:
+            out.print(f"{spell_problem(v.problem)}\n  chosen {v.chosen}\n  best   {v.best}")
     summary = report["summary"]
-    columns = ("mean", "median", "p10", "min")
+    shares = ("mean", "median", "p10", "min")
     lines = [
-        [name, *(summary[key][c] for c in columns)]
+        [name, *(summary[key][c] for c in shares)]
         for name, key in (("chosen", "efficiency"), ("oracle, measured again", "oracle_again"))
         if summary[key]
     ]
     if lines:
-        table("% of the best", ["", *columns], lines)
+        table("% of the best", ["", *shares], lines)
         hits = ", ".join(f"{summary[f'top{k}']:g} % in {k}" for k in (1, 3, 5, 10))
         out.print(f"the best is ranked first or early: {hits}")
     if summary["vs_vendor"]:

@@ -12,7 +12,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
-from tilewise.ops.contract import get_op
+from tilewise.ops.contract import WhyUnusable, get_op
 from tilewise.selection.choice import Choice
 from tilewise.selection.validation import Verdict, judge, summarise
 from tilewise.sweep.local import Executor
@@ -60,6 +60,7 @@ def validate(
     *,
     options: Options | None = None,
     labels: Sequence[str] = (),
+    why_unusable: WhyUnusable | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Validation:
     """Measures every legal kernel, the chosen one and the vendor's in one run, and judges.
@@ -67,7 +68,7 @@ def validate(
     `field` is asked once the device is known. What the store holds of this device and policy is
     not measured again.
     """
-    held = Choices()
+    held = Choices(why_unusable or get_op(problems[0].op).why_unusable)
 
     def kernels(arch: Arch) -> Sequence[Kernel]:
         held.start(field(arch), arch)
@@ -77,6 +78,7 @@ def validate(
         *(store, problems, kernels, executor, policy),
         options=options,
         labels=labels,
+        why_unusable=why_unusable,
         rivals=held.rivals,
         on_event=on_event,
     )
@@ -105,7 +107,8 @@ class Choices:
     field: Field
     arch: Arch
 
-    def __init__(self) -> None:
+    def __init__(self, why_unusable: WhyUnusable) -> None:
+        self._why_unusable = why_unusable
         self._choices: dict[Problem, Choice] = {}
 
     def start(self, field: Field, arch: Arch) -> None:
@@ -136,7 +139,7 @@ class Choices:
         return all(k.name in known for k in self.field.kernels if self._serves(k, problem))
 
     def _serves(self, kernel: Kernel, problem: Problem) -> bool:
-        return get_op(problem.op).why_unusable(kernel, problem, self.arch) is None
+        return self._why_unusable(kernel, problem, self.arch) is None
 
 
 def rows_of(
