@@ -23,12 +23,23 @@ from tilewise.ops.gemm.kernels.gpu import TWO_GROUP_FAMILIES, TritonGemmKernel, 
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer
 
-FEWEST_STEPS = 2
-"""A slice of the reduction shorter than this costs more than it saves."""
+MOST_SLICES = 16
+SLICE_STEPS, SUM_STEPS = 2.0, 1.7
+"""What leaving a partial sum and adding one up cost, in steps of the reduction."""
 
 
 def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
+
+
+def _best_cut(tiles: int, steps: int, room: int) -> int:
+    """The number of slices in which the tiles of a last wave are done soonest."""
+
+    def cost(cut: int) -> float:
+        rounds = -(-tiles * cut // room)
+        return rounds * (steps / cut + SLICE_STEPS) + SUM_STEPS * cut if cut > 1 else float(steps)
+
+    return min(range(1, min(MOST_SLICES, max(1, steps // 2)) + 1), key=cost) if tiles else 1
 
 
 def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int, int]:
@@ -36,10 +47,8 @@ def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> t
     room = arch.compute_units * kernel.blocks
     if kernel.fill:
         rest = tiles % room
-        # One program adds all slices up, so beyond some number each costs more than it saves.
-        worth = min(steps // FEWEST_STEPS, int(1.5 * steps**0.5))
-        cut = max(1, min(room // rest, worth)) if rest else 1
-        return min(room, tiles * cut), tiles - rest, cut
+        cut = _best_cut(rest, steps, room)
+        return min(room, tiles - rest + rest * cut), tiles - rest, cut
     whole = 0 if kernel.split_k > 1 else tiles
     return min(room, tiles * kernel.split_k), whole, kernel.split_k
 

@@ -40,7 +40,7 @@ class TritonGemmKernel(Kernel):
     family: str = trait("", FAMILIES, doc="how tiles are fetched and work is handed out")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (16, 32, 64, 128, 256))
-    tile_n: int = trait("n", (16, 32, 64, 80, 96, 128, 160, 192, 256, 320))
+    tile_n: int = trait("n", (16, 32, 64, 80, 96, 128, 144, 160, 192, 256, 320))
     tile_k: int = trait("k", (16, 32, 64, 128, 256, 512, 1024, 2048))
     warps: int = trait("w", (4, 8), default=4, doc="math warps of a block")
     stages: int = trait("s", (1, 2, 3, 4, 5, 6), default=3, doc="tiles in flight")
