@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tilewise.sweep import store as store_module
 from tilewise.sweep.journal import Journal, read_journal
 from tilewise.sweep.known import Known
 from tilewise.sweep.plan import leaders
+from tilewise.sweep.schema import to_table
 from tilewise.sweep.store import Store, read_shard, write_rows
 
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="g++ 12", policy=Policy())
@@ -78,13 +80,33 @@ def test_the_key_covers_problem_kernel_device_toolchain_and_policy() -> None:
     assert len({base.key, *(other.key for other in others)}) == 6
 
 
-def test_the_last_attempt_holds(tmp_path: Path) -> None:
-    write_rows(tmp_path, [row(1, attempt=1, time_us=5.0), row(2)])
-    write_rows(tmp_path, [row(1, attempt=0)])
-    latest = {r.problem_key: r for r in Store(tmp_path).measurements()}
-    assert len(latest) == 2
-    assert latest[row(1).problem_key].time_us == 5.0
-    assert len(stored(tmp_path)) == 3
+def test_the_last_good_reading_holds_else_the_last(tmp_path: Path) -> None:
+    failed = {"time_us": None, "spread_us": None}
+    write_rows(tmp_path, [row(1, attempt=1, time_us=5.0), row(2), row(3, status="crash", **failed)])
+    write_rows(tmp_path, [row(1, attempt=0), row(1, attempt=2, status="timeout", **failed)])
+    write_rows(tmp_path, [row(2, attempt=1, status="wrong_result")])  # timed, but not good
+    write_rows(tmp_path, [row(3, attempt=1, status="timeout", **failed)])
+    held = {r.problem_key: (r.status, r.time_us) for r in Store(tmp_path).measurements()}
+    assert held == {
+        row(1).problem_key: ("ok", 5.0),
+        row(2).problem_key: ("ok", 10.0),
+        row(3).problem_key: ("timeout", None),
+    }
+    assert held == {
+        problem: max((r.rank, (r.status, r.time_us)) for r in rows)[1]
+        for problem, rows in by_problem(tmp_path).items()
+    }
+    assert len(stored(tmp_path)) == 7
+    known = Known(Store(tmp_path), [SETTING], give_up_after=0)
+    found = known.look_up([row(m).key for m in (1, 2, 3)])
+    assert [r.status for r in found if r] == ["ok", "ok", "timeout"]
+
+
+def by_problem(path: Path) -> dict[str, list[Measurement]]:
+    found: dict[str, list[Measurement]] = {}
+    for each in Store(path).measurements(latest=False):
+        found.setdefault(each.problem_key, []).append(each)
+    return found
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40, 200])
@@ -102,15 +124,28 @@ def test_a_torn_tail_is_dropped_and_the_rest_kept(tmp_path: Path, cut: int) -> N
     assert stored(tmp_path) == {row(1).identity, row(2).identity}
 
 
-def test_a_damaged_line_ends_the_journal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoilt", ["changed", "binary", "not_a_list"])
+def test_a_damaged_line_costs_itself_and_is_set_aside(tmp_path: Path, spoilt: str) -> None:
     journal = Journal(tmp_path / "run-00000.journal")
     for m in (1, 2, 3):
         journal.append([row(m)])
     journal.file.close()
     lines = journal.file.path.read_bytes().splitlines(keepends=True)
-    lines[1] = lines[1].replace(b'"status":"ok"', b'"status":"no"')
+    lines[1] = {
+        "changed": lines[1].replace(b'"status":"ok"', b'"status":"no"'),
+        "binary": b"\0\xff" * 40 + b"\n",
+        "not_a_list": b"%08x [3]\n" % zlib.crc32(b"[3]"),
+    }[spoilt]
     journal.file.path.write_bytes(b"".join(lines))
-    assert len(read_journal(journal.file.path).rows) == 1
+    kept = {row(1).identity, row(3).identity}
+    assert stored(tmp_path) == kept
+    assert read_journal(journal.file.path).damaged == lines[1]
+    Store(tmp_path).recover()
+    assert stored(tmp_path) == kept
+    (aside,) = Store(tmp_path).damaged()
+    assert (aside.name, aside.read_bytes()) == ("run-00000.damaged", lines[1])
+    Store(tmp_path).recover()
+    assert stored(tmp_path) == kept
 
 
 def test_an_append_of_several_rows_is_all_or_nothing(tmp_path: Path) -> None:
@@ -227,6 +262,45 @@ def test_a_torn_or_foreign_shard_is_refused_by_name(tmp_path: Path) -> None:
         read_shard(foreign)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("attempt", None, "rows without attempt"),
+        ("key", None, "rows without key"),
+        ("message", b"\xff\xfe", "UTF8"),
+    ],
+)
+def test_a_shard_with_impossible_values_is_refused(
+    tmp_path: Path, column: str, value: object, says: str
+) -> None:
+    import pyarrow as pa
+
+    table = to_table([row(1)])
+    schema = table.schema
+    kind = schema.field(column).type
+    if isinstance(value, bytes):
+        spoilt = pa.Array.from_buffers(
+            kind, 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(value)]
+        )
+    else:
+        spoilt = pa.array([value], kind)
+    table = table.set_column(schema.get_field_index(column), schema.field(column), spoilt)
+    store_module.write_shard(tmp_path / "run-00000.parquet", table)
+    with pytest.raises(StoreError, match=says):
+        list(Store(tmp_path).measurements())
+
+
+def test_an_older_shard_has_the_defaults_of_what_it_lacks(tmp_path: Path) -> None:
+    table = to_table([row(1)]).drop_columns(["labels", "registers", "stage"])
+    store_module.write_shard(tmp_path / "run-00000.parquet", table)
+    (found,) = Store(tmp_path).measurements()
+    assert found == row(1)
+    assert (found.labels, found.stage, found.registers) == ("{}", "first", None)
+    store_module.write_shard(tmp_path / "run-00001.parquet", table.drop_columns(["device"]))
+    with pytest.raises(StoreError, match="rows without device"):
+        Store(tmp_path).table(latest=False)
+
+
 def test_claims_exclude_each_other_and_end_with_the_process(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first = store.claim("problem")
@@ -268,6 +342,19 @@ def test_known_rows_are_found_with_their_last_status(tmp_path: Path) -> None:
     known.learn(row(4), keep=True)
     (learned,) = known.look_up([row(4).key])
     assert learned is not None and learned.status == "ok"
+
+
+def test_rows_of_other_runs_count_once(tmp_path: Path) -> None:
+    """They are met in their journal first, and in their shard once it is folded."""
+    write_rows(tmp_path, [row(1, status="crash", time_us=None, spread_us=None)])
+    known = Known(Store(tmp_path), [SETTING], give_up_after=3)
+    seen = [row(m, status="crash", time_us=None, spread_us=None) for m in (1, 2)]
+    for _ in range(3):
+        for each in seen:
+            known.learn(each, keep=True)
+    assert not known.is_given_up(KERNEL.key)
+    known.learn(row(3, status="crash", time_us=None, spread_us=None), keep=True)
+    assert known.is_given_up(KERNEL.key)
 
 
 def test_leaders_are_those_within_noise() -> None:

@@ -36,7 +36,8 @@ def merge(
     )
     if merged.conflicts:
         table(
-            f"{len(merged.conflicts):,} measurements disagree; both are kept, the added one holds",
+            f"{len(merged.conflicts):,} measurements disagree; "
+            "all are kept, the last good one of a key holds",
             ["kernel", "problem", "what"],
             [[c.kernel, c.problem, c.what] for c in merged.conflicts[:20]],
         )

@@ -99,8 +99,7 @@ def sweep(
         err.print(f"{problems}, {line}", highlight=False, markup=False)
     recording = Recording.load(replay, arch=arch or "", policy=policy) if replay else None
     if recording:
-        kind, chosen = "cpu", recording.policy
-        device = f"{recording.arch.name}:{recording.arch.device}"
+        kind, chosen, device = "cpu", recording.policy, recording.where
     else:
         kind = device_kind(arch)
         chosen, device = settled_policy(policy, kind), (arch or "").partition(":")[0]
@@ -256,6 +255,8 @@ def progress_bar() -> Iterator[Emit]:
                         rate=f"{bar.tasks[0].speed or 0:.1f}/s",
                         failures=" ".join(f"{k} {n}" for k, n in sorted(failures.items()) if n),
                     )
+                case "node_lost" | "slot_refused":
+                    err.print(f"{event['event'].replace('_', ' ')}: {event['message']}")
                 case "waiting":
                     bar.update(task, description="waiting for another sweep")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key
+from tilewise.engines.device import detect
 from tilewise.errors import StoreError
 from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.schema import from_table
@@ -85,6 +86,10 @@ def check(path: Path | str) -> Report:
                 report.add("impossible", file.name, f"{_name(row)}: {what}")
             group = (row.op, row.dtype, row.device, row.engine)
             policies.setdefault(group, Counter())[row.policy] += 1
+    for file in store.damaged():
+        size = file.stat().st_size
+        what = f"{size} bytes of a journal could not be read; a sweep measures their rows again"
+        report.add("damaged_journal", file.name, f"{what}. Remove the file when you have seen it")
     for (op, dtype, device, engine), found in policies.items():
         if len(found) > 1:
             shown = "; ".join(f"{count} rows under {text}" for text, count in found.most_common(3))
@@ -98,10 +103,16 @@ def _rows(file: Path, report: Report) -> list[Measurement]:
         report.shards += 1
         try:
             return list(from_table(read_shard(file)))
-        except (StoreError, TypeError) as error:
+        except StoreError as error:
             report.add("torn_shard", file.name, str(error))
             return []
-    contents = read_journal(file)
+    try:
+        contents = read_journal(file)
+    except FileNotFoundError:  # folded meanwhile, into a shard that this check did not see
+        return []
+    if contents.damaged:
+        count = contents.damaged.count(b"\n")
+        report.add("damaged_journal", file.name, f"{count} lines are damaged; the rest was read")
     if contents.torn_bytes and not _is_being_written(file):
         report.add(
             "torn_journal",
@@ -141,9 +152,11 @@ def impossible(row: Measurement) -> list[str]:
         value = getattr(row, name)
         if value is not None and not (isfinite(value) and value >= 0):
             found.append(f"{name} is {value:g}")
-    peak = _peak(row.arch, row.dtype)
+    peak = _peak(row.arch, row.device, row.dtype)
     if peak and row.tflops is not None and row.tflops > peak:
-        found.append(f"{row.tflops:.4g} TFLOPS; {row.arch} cannot exceed {peak:.4g} in {row.dtype}")
+        found.append(
+            f"{row.tflops:.4g} TFLOPS; {row.device} cannot exceed {peak:.4g} in {row.dtype}"
+        )
     parts = (row.problem_key, row.kernel_key, row.device, row.toolchain, row.policy_key)
     if row.key != row_key(*parts):
         found.append("its key is not that of its problem, kernel, device, toolchain and policy")
@@ -151,11 +164,18 @@ def impossible(row: Measurement) -> list[str]:
 
 
 @cache
-def _peak(arch: str, dtype: str) -> float:
-    """The most TFLOPS that any product of an architecture can reach; 0 where unknown."""
+def _peak(arch: str, device: str, dtype: str) -> float:
+    """The most TFLOPS that a device can reach; 0 where unknown.
+
+    Processors of one architecture differ a hundredfold: this machine's own figures judge its own
+    rows. Of any other device the largest product of its architecture is the bound.
+    """
     if arch not in known_archs():
         return 0.0
-    products = [load_arch(arch, device) for device in devices(arch) or [""]]
+    if load_arch(arch).kind == "cpu" and detect("cpu").device == device:
+        products = [detect("cpu")]
+    else:
+        products = [load_arch(arch, product) for product in devices(arch) or [""]]
     return max(p.peak_tflops.get(dtype, 0.0) * TURBO[p.kind] for p in products)
 
 

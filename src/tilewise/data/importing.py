@@ -93,27 +93,30 @@ def import_file(path: str | Path, store: str | Path, arch: Arch, **choices: str)
     return found
 
 
-def _stored(path: Path) -> list[tuple[str, int, float | None]]:
-    """Key, attempt and time of what a store holds; nothing where there is none yet."""
-    if not path.is_dir():
+def _stored(path: Path) -> list[tuple[str, int, str, float | None]]:
+    """Key, attempt, status and time of what a store holds; nothing where there is none yet."""
+    if not path.exists():
         return []
-    table = Store(path).table(["key", "attempt", "time_us"], latest=False)
+    table = Store(path).table(["key", "attempt", "status", "time_us"], latest=False)
     columns = (table.column(name).to_pylist() for name in table.column_names)
     return list(zip(*columns, strict=True))
 
 
 def _new_rows(
-    rows: Iterable[Measurement], stored: Iterable[tuple[str, int, float | None]]
+    rows: Iterable[Measurement], stored: Iterable[tuple[str, int, str, float | None]]
 ) -> list[Measurement]:
-    """Rows not yet stored; a second time for the same key becomes its next attempt."""
-    seen: set[tuple[str, str]] = set()
+    """Rows not yet stored; a second time for the same key becomes its next attempt.
+
+    Whatever comes after it, a good reading is not replaced by a failure: see `Measurement.rank`.
+    """
+    seen: set[tuple[str, str, str]] = set()
     attempts: Counter[str] = Counter()
-    for key, attempt, time_us in stored:
-        seen.add((key, _digits(time_us)))
+    for key, attempt, status, time_us in stored:
+        seen.add((key, status, _digits(time_us)))
         attempts[key] = max(attempts[key], attempt + 1)
     new = []
     for row in rows:
-        identity = (row.key, _digits(row.time_us))
+        identity = (row.key, row.status, _digits(row.time_us))
         if identity in seen:
             continue
         seen.add(identity)

@@ -53,21 +53,23 @@ class Merged:
 def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     """Adds the rows of `sources` to the store `target`, made if needed.
 
-    Nothing is dropped: where both have measured a key, the newcomer becomes a further attempt.
-    Merging the same stores again changes nothing.
+    Nothing is dropped: where both have measured a key, the newcomer becomes a further attempt,
+    and of all attempts the last good one holds. Merging the same stores again changes nothing.
     """
     stores = [Store(source) for source in sources]
     for store in stores:
         if store.path.resolve() == Path(target).resolve():
             raise InputError(f"{store.path} cannot be merged into itself")
+    incoming = [list(store.measurements(latest=False)) for store in stores]
     result = Merged()
     held: dict[str, list[Measurement]] = {}
+    # Made only now: sources that cannot be read leave no empty store behind.
     for row in Store(target, create=True).measurements(latest=False):
         held.setdefault(row.key, []).append(row)
         result.rows += 1
     added = []
-    for store in stores:
-        for row in sorted(store.measurements(latest=False), key=lambda r: (r.key, r.attempt)):
+    for rows in incoming:
+        for row in sorted(rows, key=lambda r: (r.key, r.attempt)):
             kept = _place(row, held.setdefault(row.key, []), result)
             if kept is not None:
                 added.append(kept)

@@ -49,7 +49,7 @@ class Overview:
     """A whole store."""
 
     rows: int
-    """Keys, each counted once, under its last attempt."""
+    """Keys, each counted once, under the attempt that holds."""
     attempts: int
     shards: int
     bytes: int
@@ -72,17 +72,13 @@ def overview(path: Path | str) -> Overview:
     """The figures of a store."""
     store = Store(path)
     everything = store.table(_COLUMNS, latest=False).to_pylist()
-    latest: dict[str, dict[str, Any]] = {}
-    for row in everything:
-        kept = latest.get(row["key"])
-        if kept is None or row["attempt"] >= kept["attempt"]:
-            latest[row["key"]] = row
+    latest = store.table(_COLUMNS).to_pylist()
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in latest.values():
+    for row in latest:
         name = (row["op"], row["dtype"], row["device"], row["policy_key"])
         groups.setdefault(name, []).append(row)
     moved = _moves(everything)
-    counts = Counter(row["status"] for row in latest.values())
+    counts = Counter(row["status"] for row in latest)
     return Overview(
         rows=len(latest),
         attempts=len(everything),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
@@ -17,7 +17,13 @@ class Resources:
     """What a compiled kernel needs; read from the compiler's output, before any launch."""
 
     registers: int = 0
+    """Of each thread; on AMD all vector registers, those for accumulation included."""
+    sgprs: int = 0
+    """Scalar registers of a wave, on AMD."""
+    agprs: int = 0
+    """How many of the vector registers are for accumulation, on AMD."""
     spills: int = 0
+    """Bytes of each thread that did not fit in registers."""
     smem_bytes: int = 0
     threads: int = 0
 
@@ -42,6 +48,10 @@ class Plan(ABC):
     problem: Problem
     workspace_bytes: int
     """Scratch memory that `execute` needs, known before any launch."""
+    epilogue: Any = None
+    """What is done to the result besides; its tensors follow the operands."""
+    reads_addresses: ClassVar[bool] = False
+    """Whether launches read only the addresses of tensors, whatever shape they are shown in."""
 
     @abstractmethod
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
@@ -49,6 +59,14 @@ class Plan(ABC):
 
         Without a `workspace` of `workspace_bytes` the plan takes one of its own.
         """
+
+    def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
+        """Why tensors with these strides and addresses cannot be served, or None."""
+        return None
+
+    def launcher(self, operands: Sequence[Any], out: Any) -> Callable[..., None]:
+        """`launch(out, *operands)` for tensors stored just like these, which it does not check."""
+        return lambda out, *operands: self.execute(operands, out)
 
     def prepare(self, operands: Sequence[Any], out: Any) -> None:  # noqa: B027  # optional
         """Compiles and loads whatever the first call with such tensors would; launches nothing."""
@@ -62,12 +80,17 @@ class Engine(ABC):
     """Turns kernels into callables."""
 
     name: str
+    takes_epilogue: ClassVar[bool] = False
+    """Whether `plan` takes an `epilogue` to fuse."""
 
-    @abstractmethod
     def why_unavailable(self) -> str | None:
         """Why this engine cannot run here, or None."""
+        return None
 
-    @abstractmethod
+    def why_no_build(self) -> str | None:
+        """Why this engine cannot compile here, or None; some compile for devices not here."""
+        return self.why_unavailable()
+
     def build(
         self,
         kernels: Sequence[Kernel],
@@ -77,6 +100,16 @@ class Engine(ABC):
         on_done: Callable[[Build], None] | None = None,
     ) -> list[Build]:
         """Compiles in parallel; cached kernels cost nothing. Results are in the order given."""
+        builds = []
+        for kernel in kernels:
+            builds.append(self.build_one(kernel))
+            if on_done is not None:
+                on_done(builds[-1])
+        return builds
+
+    def build_one(self, kernel: Kernel) -> Build:
+        """What became of one kernel, for engines that have nothing to compile."""
+        return Build(kernel=kernel, status="ok", was_cached=True)
 
     @abstractmethod
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> Plan:

@@ -22,26 +22,10 @@ class VendorEngine(Engine):
 
     name = "vendor"
 
-    def why_unavailable(self) -> str | None:
-        return None
-
-    def build(
-        self,
-        kernels: Sequence[Kernel],
-        arch: Arch,
-        *,
-        max_workers: int | None = None,
-        on_done: Callable[[Build], None] | None = None,
-    ) -> list[Build]:
-        builds = [
-            Build(kernel=kernel, status="ok", was_cached=True)
-            if self._has(kernel)
-            else Build(kernel=kernel, status="compile_error", message="PyTorch is not installed")
-            for kernel in kernels
-        ]
-        for build in builds if on_done else ():
-            on_done(build)  # type: ignore[misc]  # only reached where on_done is given
-        return builds
+    def build_one(self, kernel: Kernel) -> Build:
+        if not self._has(kernel):
+            return Build(kernel=kernel, status="compile_error", message="PyTorch is not installed")
+        return super().build_one(kernel)
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> VendorPlan:
         assert isinstance(kernel, VendorKernel)

@@ -30,7 +30,7 @@ class WorkerConfig:
     arch: str = ""
     """An architecture whose kernels the device must be able to run; empty for its own."""
     replay: str = ""
-    """A store to replay in place of measuring."""
+    """A store to replay in place of measuring: the rows under `policy`, on `arch` if given."""
     limits: Limits = field(default_factory=Limits)
     jobs: int = 0
     """Compilers at once; 0 for one per core."""

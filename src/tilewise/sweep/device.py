@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -113,10 +115,65 @@ def _versions(*packages: str) -> str:
     return ", ".join(found)
 
 
+def visible_gpus(root: Path = Path("/")) -> list[dict[str, str]]:
+    """For each GPU that this process may use, the variables that show it alone.
+
+    Told by the environment and the files that drivers leave under `root`: no driver is touched.
+    """
+    drivers = [root / "dev" / name for name in ("nvidiactl", "dxg")]
+    count = len(list((root / "dev").glob("nvidia[0-9]*"))) or any(d.exists() for d in drivers)
+    if count:
+        chosen = _listed("CUDA_VISIBLE_DEVICES")
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in _of(count, chosen)]
+    # HIP counts what ROCR leaves over, and heeds CUDA's variable where its own is not set.
+    left = _of(_amd_gpus(root), _listed("ROCR_VISIBLE_DEVICES"))
+    chosen = _listed("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    return [{"HIP_VISIBLE_DEVICES": gpu} for gpu in _of(len(left), chosen)]
+
+
+def _listed(*names: str) -> list[str] | None:
+    """The devices that the first variable set names; an empty one, and what follows -1, is none."""
+    text = next((os.environ[name] for name in names if name in os.environ), None)
+    if text is None:
+        return None
+    listed = [gpu.strip() for gpu in text.split(",")]
+    end = next((at for at, gpu in enumerate(listed) if gpu in ("", "-1")), len(listed))
+    return listed[:end]
+
+
+def _of(count: int, chosen: list[str] | None) -> list[str]:
+    """The chosen devices, or all where none is chosen; there is nothing to choose among none."""
+    return [str(at) for at in range(count)] if chosen is None else chosen if count else []
+
+
+def _amd_gpus(root: Path) -> int:
+    """AMD's driver lists processors too; those have no GPU id."""
+    if not (root / "dev/kfd").exists():
+        return 0
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    return sum(node.read_text().strip() not in ("", "0") for node in nodes)
+
+
 def lock_path(kind: str) -> Path:
     """The file that whoever measures on, or compiles for, this user's device holds locked."""
     folder = Path(tempfile.gettempdir()) / f"tilewise-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or "0"
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(errno.EPERM, "it belongs to somebody else", str(folder))
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    visible = next((os.environ[name] for name in names if os.environ.get(name)), "0")
     name = "cpu" if kind == "cpu" else f"gpu-{visible.replace('/', '_')}"
     return folder / f"{name}.lock"
+
+
+def open_lock(kind: str) -> int:
+    """The open file of `lock_path`; raises where it cannot be had."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(lock_path(kind), flags, 0o600)
+    except OSError as error:
+        raise InputError(
+            f"cannot lock the device: {error.filename}: {error.strerror}; remove it, or set TMPDIR "
+            "to a folder of your own (the same for all sweeps of this machine)"
+        ) from None

@@ -1,7 +1,8 @@
 """Rows between shards: an append-only file of checksummed lines, locked by the run that writes it.
 
-A line holds all rows of one append, so that an append is there whole or not at all. The lock ends
-with its process, however that ends: a journal that can be locked has no writer.
+A line holds all rows of one append, so that an append is there whole or not at all; a line that the
+disk has damaged costs itself alone. The lock ends with its process, however that ends: a journal
+that can be locked has no writer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -23,12 +25,15 @@ SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a journal holds up to its first damaged line, and how much lies after that."""
+    """What a journal holds, and what it has lost."""
 
     rows: list[Measurement]
     end: int
-    """Bytes of whole lines."""
+    """Where the last whole line ends."""
     torn_bytes: int
+    """After that: an append that was cut short, or is on its way."""
+    damaged: bytes
+    """The lines that were written whole and no longer are."""
 
 
 class LockedFile:
@@ -98,7 +103,8 @@ class Journal:
             while written < len(line):
                 written += os.write(self.file.descriptor, line[written:])
         except OSError as error:
-            os.ftruncate(self.file.descriptor, self._end)
+            with suppress(OSError):
+                os.ftruncate(self.file.descriptor, self._end)
             raise StoreError(
                 f"cannot write to {self.file.path.parent} ({error.strerror}); everything measured "
                 "before is safe: make room or fix the folder, then run the same sweep again"
@@ -112,19 +118,20 @@ class Journal:
 
 
 def read_journal(path: Path, offset: int = 0) -> Contents:
-    """The rows from `offset` to the first line that is torn or damaged."""
+    """The rows after `offset`, which must be where a line starts."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read()
+    *lines, tail = data.split(b"\n")
     rows: list[Measurement] = []
-    end = 0
-    while (newline := data.find(b"\n", end)) >= 0:
-        found = _rows(data[end:newline])
+    damaged = b""
+    for line in lines:
+        found = _rows(line)
         if found is None:
-            break
-        rows += found
-        end = newline + 1
-    return Contents(rows, offset + end, len(data) - end)
+            damaged += line + b"\n"
+        else:
+            rows += found
+    return Contents(rows, offset + len(data) - len(tail), len(tail), damaged)
 
 
 _FIELDS = {f.name for f in fields(Measurement)}
@@ -137,5 +144,5 @@ def _rows(line: bytes) -> list[Measurement] | None:
             return None
         listed: list[dict[str, Any]] = json.loads(text)
         return [Measurement(**{k: v for k, v in row.items() if k in _FIELDS}) for row in listed]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         return None

@@ -21,7 +21,7 @@ class Record:
     """What is known about one key."""
 
     status: str
-    """Of the last attempt."""
+    """Of the attempt that holds: `ok` where any was."""
     attempts: int
     time_us: float
     """Of the last attempt that was not a leader's; NaN where there is none."""
@@ -55,7 +55,7 @@ class Known:
         stage = table.column("stage").to_numpy(zero_copy_only=False)
         status = table.column("status").to_numpy(zero_copy_only=False)
         count = len(keys)
-        order = np.argsort(attempts, kind="stable")
+        order = np.lexsort((attempts, status == "ok"))
         self._status = np.zeros(count, np.uint8)
         numbers = {name: number for number, name in enumerate(STATUSES)}
         number_of = np.array([numbers.get(s, 0) for s in status], np.uint8)
@@ -120,14 +120,19 @@ class Known:
         )
 
     def learn(self, row: Measurement, *, keep: bool) -> None:
-        """Takes in a row measured meanwhile; `keep` where its key will be looked up again."""
+        """Takes in a row measured meanwhile; `keep` where its key will be looked up again.
+
+        Rows of other runs are met twice, in their journal and in their shard, and count once.
+        """
+        old = self.look_up([row.key])[0] if keep else None
+        if old is not None and row.attempt < old.attempts:
+            return
         if row.is_ok:
             self._good.add(row.kernel_key)
         elif row.status in COSTLY:
             self._failures[row.kernel_key] += 1
         if not keep:
             return
-        (old,) = self.look_up([row.key])
         record = old or Record(row.status, 0, float("nan"), float("nan"), False)
         is_leader = row.stage == "leader"
         if row.is_ok and not is_leader:
@@ -135,7 +140,7 @@ class Known:
             record = replace(record, time_us=time_us, spread_us=spread_us)
         self._new[row.key] = replace(
             record,
-            status=row.status,
+            status="ok" if "ok" in (record.status, row.status) else row.status,
             attempts=max(record.attempts, row.attempt + 1),
             is_confirmed=record.is_confirmed or is_leader,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewise.core.arch import Arch
@@ -22,6 +22,8 @@ Step = tuple[Work | None, list[Result] | None]
 
 class Executor(ABC):
     """Where tasks run."""
+
+    config: WorkerConfig
 
     @abstractmethod
     def start(self) -> DeviceInfo:
@@ -49,10 +51,13 @@ class Executor(ABC):
 class LocalExecutor(Executor):
     """Workers of this machine; on a GPU machine one per GPU."""
 
-    def __init__(self, config: WorkerConfig, *, workers: int = 1, gpus: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: WorkerConfig, *, workers: int = 1, gpus: Sequence[Mapping[str, str]] = ()
+    ) -> None:
+        self.config = config
         self._events: queue.SimpleQueue[tuple[int, Work | None, Any]] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        pinned = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [{}]
+        pinned = gpus or [{}]
         self._crews = [
             Crew(config, self._notices.put, **pinned[slot % len(pinned)])
             for slot in range(max(1, workers))
@@ -71,7 +76,7 @@ class LocalExecutor(Executor):
         self, next_work: Callable[[], Work | None], kernels: Sequence[tuple[str, Any]], arch: Arch
     ) -> Iterator[Step]:
         builder = self._crews[0].make_builder(arch)
-        if arch.kind == "gpu":
+        if arch.kind == "gpu" and not self.config.replay:
             builder.request(kernels)
         for slot, crew in enumerate(self._crews):
             crew.builder = builder

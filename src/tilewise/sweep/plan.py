@@ -119,6 +119,15 @@ class SweepPlan:
             len(wanted) - len(todo),
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no kernel can serve any problem."""
+        return all(
+            self.why_unusable(kernel, problem, self.arch) is not None
+            for problem in self.problems
+            for kernel in self.kernels
+        )
+
     def why_empty(self) -> str:
         """What to say where no kernel can serve any problem."""
         problem = self.problems[0]

@@ -44,6 +44,8 @@ class WorkerProcess:
         self._pending = b""
         self.items_run = 0
         """Kernels that this process has touched; a fresh one can blame no other."""
+        self.has_succeeded = False
+        """Whether any of them was measured well."""
         self.send({**config, "parent": os.getpid()})
 
     def send(self, order: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.errors import ExecutionError, InputError
+from tilewise.errors import ExecutionError, InputError, TilewiseError
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device import DeviceInfo, arch_from_dict, arch_to_dict
 from tilewise.sweep.local import TICK_S, Executor, Step
@@ -24,6 +24,8 @@ from tilewise.sweep.supervisor import Result
 
 MOST_LOSSES = 5
 """A problem that loses this many actors is not worth another node."""
+PATIENCE_S = 600.0
+"""How long a cluster without a single slot at work is waited for; it may be growing."""
 
 
 class Slot:
@@ -66,7 +68,7 @@ class RayExecutor(Executor):
         except ImportError:
             raise InputError("--on ray needs Ray: install tilewise[ray]") from None
         self._ray: Any = ray
-        self._config = config
+        self.config = config
         self._workers = workers
         self._address = address
         self._owns_cluster = False
@@ -81,24 +83,43 @@ class RayExecutor(Executor):
         ray = self._ray
         if not ray.is_initialized():
             self._owns_cluster = True
-            where = {"address": self._address} if self._address else {"include_dashboard": False}
-            ray.init(**where, log_to_driver=False, logging_level="error")
+            place = {"address": self._address} if self._address else {"include_dashboard": False}
+            try:
+                ray.init(**place, log_to_driver=False, logging_level="error")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                where = f"at --address {self._address}" if self._address else "on this machine"
+                raise InputError(f"Ray does not start {where}: {error}") from None
         self._first = self._hire()
+        told = "no worker could be started on the cluster"
         try:
-            self._device = DeviceInfo.from_dict(ray.get(self._first.pending))
+            self._device = DeviceInfo.from_dict(ray.get(self._first.pending, timeout=PATIENCE_S))
+        except ray.exceptions.GetTimeoutError:
+            raise ExecutionError(self._why_idle()) from None
+        except ray.exceptions.RayTaskError as error:
+            known = isinstance(error.cause, TilewiseError)
+            raise (error.cause if known else ExecutionError(f"{told}: {error.cause}")) from None
         except ray.exceptions.RayError as error:
-            raise ExecutionError(f"no worker could be started on the cluster: {error}") from None
+            raise ExecutionError(f"{told}: {error}") from None
         return self._device
 
     def _hire(self) -> _Hand:
-        need = {"num_gpus": 1} if self._config.kind == "gpu" else {"num_cpus": 1}
-        actor = self._ray.remote(**need, max_restarts=0)(Slot).remote(self._config)
+        need = {"num_gpus": 1} if self.config.kind == "gpu" else {"num_cpus": 1}
+        actor = self._ray.remote(**need, max_restarts=0)(Slot).remote(self.config)
         return _Hand(actor, actor.start.remote())
+
+    def _why_idle(self) -> str:
+        needed = "GPU" if self.config.kind == "gpu" else "CPU"
+        there = self._ray.cluster_resources().get(needed, 0)
+        return (
+            f"no slot of the cluster can go on: a task needs one {needed} of the device that the "
+            f"sweep started on, and the cluster has {there:g} {needed}s, all busy, gone or "
+            "different; what was measured is kept, run the same command when it has one"
+        )
 
     def _slots(self) -> int:
         if self._workers:
             return self._workers
-        kind = "GPU" if self._config.kind == "gpu" else "CPU"
+        kind = "GPU" if self.config.kind == "gpu" else "CPU"
         return max(1, int(self._ray.cluster_resources().get(kind, 1)))
 
     def run(
@@ -108,8 +129,12 @@ class RayExecutor(Executor):
         figures = arch_to_dict(arch)
         self._first.pending = None
         self._hands = [self._first, *(self._hire() for _ in range(self._slots() - 1))]
-        has_more = True
+        has_more, served = True, time.monotonic()
         while has_more or self._retries or any(hand.work for hand in self._hands):
+            if any(hand.work or hand.pending is None for hand in self._hands):
+                served = time.monotonic()
+            if not self._hands or time.monotonic() - served > PATIENCE_S:
+                raise ExecutionError(self._why_idle())
             for hand in self._hands:
                 if hand.pending is not None:
                     continue
@@ -151,7 +176,10 @@ class RayExecutor(Executor):
             yield work, None
             return
         except ray.exceptions.RayTaskError as error:
-            raise ExecutionError(f"a worker on the cluster failed: {error.cause}") from None
+            if work is not None:
+                raise ExecutionError(f"a worker on the cluster failed: {error.cause}") from None
+            self._refuse(hand, f"a worker did not start: {error.cause}")
+            return
         except ray.exceptions.RayError as error:
             self._replace(hand, error)
             return
@@ -163,10 +191,15 @@ class RayExecutor(Executor):
         assert self._device is not None
         hand.pending = None
         if (device.name, device.toolchains) != (self._device.name, self._device.toolchains):
-            self._hands.remove(hand)
-            self._ray.kill(hand.actor)
             why = f"{device.name} differs from {self._device.name}; sweep it on its own"
-            self._notices.append({"event": "slot_refused", "message": why})
+            self._refuse(hand, why)
+
+    def _refuse(self, hand: _Hand, why: str) -> None:
+        """One node that cannot take part does not end the sweep of the others."""
+        self._hands.remove(hand)
+        with suppress(Exception):
+            self._ray.kill(hand.actor)
+        self._notices.append({"event": "slot_refused", "message": why})
 
     def _replace(self, hand: _Hand, error: Exception) -> None:
         """Another actor takes the place of a lost one; its work goes back to the queue."""

@@ -20,6 +20,7 @@ from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.known import Known
 from tilewise.sweep.local import Executor
 from tilewise.sweep.plan import Rivals, SweepPlan, Work, leaders, make_plan
+from tilewise.sweep.recording import Recording
 from tilewise.sweep.schema import from_table
 from tilewise.sweep.store import Store, Writer, new_run_id, read_shard
 
@@ -83,7 +84,12 @@ def sweep(
     """
     began = time.monotonic()
     options = options or Options()
-    store = Store(store_path, create=True)
+    if Path(store_path).exists():
+        Store(store_path)  # told now what is wrong with it, before workers start
+    if executor.config.replay and why_unusable is None:
+        tape = executor.config
+        recording = Recording.load(tape.replay, arch=tape.arch, policy=tape.policy.key)
+        why_unusable = recording.why_unusable
     with closing(executor):
         device = executor.start()
         chosen = kernels(device.arch) if callable(kernels) else kernels
@@ -94,6 +100,9 @@ def sweep(
             why_unusable=why_unusable,
             rivals=rivals,
         )
+        if plan.is_empty:
+            raise InputError(plan.why_empty())
+        store = Store(store_path, create=True)  # not before: a refused sweep leaves none behind
         with store.writer(new_run_id()) as writer:
             run = _Run(plan, store, writer, options, on_event, began)
             run.summary.device = device.name
@@ -128,8 +137,6 @@ class _Run:
 
     def go(self, executor: Executor) -> Summary:
         total = self._survey()
-        if not total + self.summary.known + self.summary.skipped:
-            raise InputError(self.plan.why_empty())
         arch = self.plan.arch
         self.emit(
             {

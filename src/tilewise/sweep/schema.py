@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
@@ -53,15 +53,27 @@ def check_schema(schema: Any, where: str) -> None:
         )
 
 
-def conform(table: Any) -> Any:
-    """The table with this version's types; columns that it lacks are null."""
+_DEFAULTS = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}
+_NEVER_NULL = {f.name for f in fields(Measurement) if "None" not in str(f.type)}
+
+
+def conform(table: Any, where: str, columns: Sequence[str]) -> Any:
+    """The columns with this version's types; raises on values that no measurement has.
+
+    A column that the table lacks, being older than it, has its default in every row.
+    """
     import pyarrow as pa
 
-    schema = arrow_schema()
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    schema = pa.schema([arrow_schema().field(name) for name in columns])
+    found = []
+    for field in schema:
+        if field.name in table.column_names:
+            column = table.column(field.name).cast(field.type)
+            column.validate(full=True)  # text that is not UTF-8, above all
+        else:
+            value = pa.scalar(_DEFAULTS.get(field.name), field.type)
+            column = pa.repeat(value, len(table))
+        if column.null_count and field.name in _NEVER_NULL:
+            raise StoreError(f"{where} has {column.null_count} rows without {field.name}")
+        found.append(column)
+    return pa.Table.from_arrays(found, schema=schema)

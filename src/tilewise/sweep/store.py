@@ -2,6 +2,7 @@
 
     STORE/<run>-<n>.parquet    shards, written under a temporary name, then renamed
     STORE/<run>-<n>.journal    rows not yet in a shard; folded into the shard of the same name
+    STORE/<run>-<n>.damaged    lines of a journal that could not be read when it was folded
     STORE/claims/<name>        locks of the sweeps at work, one per problem being measured
 
 A shard always supersedes the journal of its name, so a process may die between any two steps:
@@ -23,8 +24,11 @@ from tilewise.errors import StoreError
 from tilewise.sweep.journal import SUFFIX, Journal, LockedFile, read_journal
 from tilewise.sweep.schema import arrow_schema, check_schema, conform, from_table, to_table
 
+DAMAGED = ".damaged"
 ROWS_PER_SHARD = 5000
 SYNC_SECONDS = 2.0
+_RANKING = ("key", "attempt", "status", "time_us")
+"""The columns that decide which row of a key holds."""
 
 
 def new_run_id() -> str:
@@ -54,8 +58,12 @@ class Store:
         """Rows on their way into shards."""
         return sorted(self.path.glob(f"[!.]*{SUFFIX}"))
 
+    def damaged(self) -> list[Path]:
+        """What could not be read of journals, set aside."""
+        return sorted(self.path.glob(f"[!.]*{DAMAGED}"))
+
     def table(self, columns: Sequence[str] | None = None, *, latest: bool = True) -> Any:
-        """Rows as an Arrow table; with `latest` only the last attempt at each key."""
+        """Rows as an Arrow table; with `latest` one a key: its last good reading, else its last."""
         import pyarrow as pa
 
         # Journals before shards: one that is folded meanwhile is then seen twice, never missed.
@@ -63,7 +71,7 @@ class Store:
         shards = self.shards()
         done = {path.stem for path in shards}
         wanted = list(columns) if columns is not None else arrow_schema().names
-        needed = list(dict.fromkeys([*wanted, "key", "attempt"])) if latest else wanted
+        needed = list(dict.fromkeys([*wanted, *_RANKING])) if latest else wanted
         parts = [read_shard(path, needed) for path in shards]
         parts += [t.select(needed) for stem, t in pending if stem not in done and len(t)]
         if not parts:
@@ -174,10 +182,20 @@ def fold(journal: LockedFile) -> None:
     """Turns a journal held by this process into a shard and removes it."""
     shard = journal.path.with_suffix(".parquet")
     if not shard.exists():
-        rows = read_journal(journal.path).rows
-        if rows:
-            write_shard(shard, to_table(rows))
+        contents = read_journal(journal.path)
+        if contents.damaged:
+            _set_aside(shard.with_suffix(DAMAGED), contents.damaged)
+        if contents.rows:
+            write_shard(shard, to_table(contents.rows))
     journal.remove()
+
+
+def _set_aside(path: Path, data: bytes) -> None:
+    """Keeps what could not be read; `data check` tells about it."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
 
 
 def write_shard(path: Path, table: Any) -> None:
@@ -208,10 +226,9 @@ def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             check_schema(file.schema_arrow, path.name)
-            present = set(file.schema_arrow.names)
-            wanted = [name for name in columns or arrow_schema().names if name in present]
-            table = conform(file.read(columns=wanted))
-            return table.select(columns) if columns is not None else table
+            wanted = arrow_schema().names if columns is None else list(columns)
+            present = [name for name in wanted if name in file.schema_arrow.names]
+            return conform(file.read(columns=present), f"the shard {path}", wanted)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
             f"the shard {path} cannot be read ({error}); "
@@ -230,12 +247,15 @@ def _latest(table: Any) -> Any:
     import numpy as np
     import pyarrow.compute as pc
 
-    attempts = table.column("attempt").to_numpy()
-    if not len(attempts):
+    if not len(table):
         return table
     codes = pc.dictionary_encode(table.column("key").combine_chunks()).indices.to_numpy()
-    # Stable, so that of equal attempts (a merge of hand-made shards) the last one read holds.
-    order = np.lexsort((attempts, codes))
+    attempts = table.column("attempt").to_numpy()
+    is_ok = pc.equal(table.column("status"), "ok")
+    good = pc.and_(is_ok, pc.is_valid(table.column("time_us"))).to_numpy()
+    # As `Measurement.rank` says. Stable, so that of equal attempts (a merge of hand-made shards)
+    # the last one read holds.
+    order = np.lexsort((attempts, good, codes))
     last = np.append(codes[order][1:] != codes[order][:-1], True)
     return table.take(np.sort(order[last]))
 

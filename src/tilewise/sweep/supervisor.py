@@ -75,19 +75,42 @@ class Supervisor:
                 yield result
 
     def run_in_turn(self, problem: Mapping[str, Any], items: Sequence[Item]) -> list[Result]:
-        """Measures items interleaved; one that fails is left out and the rest start over."""
+        """Measures items interleaved in one worker, each of which has run well before.
+
+        One that fails there is tried alone in a fresh worker. If it fails again it is left out
+        and the rest start over; if not, they do not get on, and each is measured alone.
+        """
         left = list(items)
         failed: list[Result] = []
         while left:
-            worker = self._ready()
-            worker.send({"do": "leaders", "problem": problem, "items": left})
-            found = list(self._answers(worker, left, in_turn=True))
-            if len(found) == len(left) and all(r["status"] == "ok" for r in found):
+            found, suspect = self._together(problem, left)
+            if suspect is None:
                 return failed + found
-            bad = [r for r in found if r["status"] != "ok"]
-            failed += bad
-            left = [item for item in left if item["id"] not in {r["id"] for r in bad}]
+            alone = self._alone(problem, suspect)
+            if alone["status"] == "ok":
+                others = [item for item in left if item is not suspect]
+                return [*failed, alone, *(self._alone(problem, item) for item in others)]
+            failed.append(alone)
+            left.remove(suspect)
         return failed
+
+    def _together(
+        self, problem: Mapping[str, Any], items: Sequence[Item]
+    ) -> tuple[list[Result], Item | None]:
+        """The results of items measured in turn, or none and the one that seems to have failed."""
+        worker = self._ready()
+        worker.send({"do": "leaders", "problem": problem, "items": items})
+        found = list(self._answers(worker, items, in_turn=True))
+        if len(found) == len(items) and all(r["status"] == "ok" for r in found):
+            return found, None
+        bad = next((r["id"] for r in found if r["status"] != "ok"), items[0]["id"])
+        return [], next(item for item in items if item["id"] == bad)
+
+    def _alone(self, problem: Mapping[str, Any], item: Item) -> Result:
+        """The result of one item in a worker of its own, for which nobody else can be blamed."""
+        self._discard()
+        (result,) = self.run(problem, [item])
+        return result
 
     def _ready(self) -> WorkerProcess:
         if self._worker is None:
@@ -100,8 +123,9 @@ class Supervisor:
     ) -> Iterator[Result]:
         """Results until the batch ends or the worker does; a lost worker is discarded.
 
-        A worker that dies under a kernel it was not fresh for may have been spoilt by an earlier
-        one. Then nobody is blamed: the kernel comes first in the next batch, on a fresh worker.
+        A worker that was not fresh for the kernel it dies, hangs or fails under may have been
+        spoilt by an earlier one. Then nobody is blamed: the kernel comes first in the next batch,
+        on a fresh worker.
         """
         current, phase = None, "start"
         deadline = time.monotonic() + self._limits.prepare_s
@@ -109,7 +133,7 @@ class Supervisor:
             try:
                 answer = worker.receive(deadline)
             except (TimeoutError, WorkerGoneError) as loss:
-                can_tell = in_turn or worker.items_run <= 1 or isinstance(loss, TimeoutError)
+                can_tell = in_turn or worker.items_run <= 1
                 status, message = self._lost(worker, phase, isinstance(loss, TimeoutError))
                 if current is None and worker.items_run == 0:
                     current = batch[0]["id"]  # it cannot even be taken: do not try for ever
@@ -125,12 +149,26 @@ class Supervisor:
             if event != "result":
                 continue
             is_poisoned = answer.pop("is_poisoned", False)
-            if is_poisoned:
-                self._on_event({"event": "worker_lost", "status": "poisoned", "message": ""})
+            is_doubtful = not in_turn and self._is_doubtful(worker, answer["status"], is_poisoned)
+            worker.has_succeeded |= answer["status"] == "ok"
+            if is_poisoned or is_doubtful:
+                words = {"status": "poisoned", "message": answer.get("message", "")}
+                self._on_event({"event": "worker_lost", **words})
                 self._discard()
-            yield answer
-            if is_poisoned:
+            if not is_doubtful:
+                yield answer
+            if is_poisoned or is_doubtful:
                 return
+
+    @staticmethod
+    def _is_doubtful(worker: WorkerProcess, status: str, is_poisoned: bool) -> bool:
+        """Whether an earlier kernel may be to blame for a failure.
+
+        Memory counts only where something fitted before: a problem that is too large would
+        otherwise cost every kernel a worker.
+        """
+        is_full = status == "out_of_memory" and worker.has_succeeded
+        return (is_poisoned and worker.items_run > 1) or is_full
 
     def _allowed(self, phase: str) -> float:
         """Seconds until the next answer is due."""

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.engines import get_engine
@@ -30,7 +30,8 @@ from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, TilewiseError
 from tilewise.ops.contract import get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device import DeviceInfo, arch_from_dict, as_arch, lock_path, toolchain
+from tilewise.sweep.device import DeviceInfo, arch_from_dict, as_arch, open_lock, toolchain
+from tilewise.sweep.recording import Recording
 
 MOST_OUTPUT_BYTES = 1 << 30
 """A kernel that prints without end must not fill the disk."""
@@ -47,6 +48,7 @@ class Worker:
         self.policy = Policy.from_dict(config["policy"])
         self._lock = threading.Lock()
         self.engines: dict[str, Engine] = {}
+        self.recording: Recording | None = None
         self.bench: Bench | None = None
         self._kind = config.get("kind", "")
         self._device_lock: int | None = None
@@ -58,9 +60,12 @@ class Worker:
 
     def load_engines(self) -> None:
         if self.config.get("replay"):
-            engine = ReplayEngine.from_folder(self.config["replay"])
-            names = {row.engine for row in engine.rows}
-            self.engines = dict.fromkeys(sorted(names), engine)
+            self.recording = Recording.load(
+                self.config["replay"], arch=self.config.get("arch", ""), policy=self.policy.key
+            )
+            self.engines = dict.fromkeys(
+                sorted(self.recording.toolchains), ReplayEngine(self.recording.rows)
+            )
             return
         for spec in self.config["engines"]:
             loaded = load_engine(spec)
@@ -73,9 +78,10 @@ class Worker:
         return get_op(values["op"]).kernel_from_dict(dict(values))
 
     def describe(self) -> DeviceInfo:
-        replay = next((e for e in self.engines.values() if isinstance(e, ReplayEngine)), None)
-        if replay is not None:
-            return self._describe_recording(replay)
+        if self.recording is not None:
+            return DeviceInfo(
+                arch=self.recording.arch, toolchains=self.recording.toolchains, unavailable={}
+            )
         from tilewise.engines.device import detect
 
         unavailable = {name: e.why_unavailable() for name, e in self.engines.items()}
@@ -85,19 +91,13 @@ class Worker:
             unavailable={name: why for name, why in unavailable.items() if why},
         )
 
-    def _describe_recording(self, replay: ReplayEngine) -> DeviceInfo:
-        rows = list(replay.rows)
-        return DeviceInfo(
-            arch=load_arch(rows[0].arch).with_figures(device=rows[0].device),
-            toolchains={row.engine: row.toolchain for row in rows},
-            unavailable={},
-        )
-
     def start(self) -> None:
         """Becomes able to measure, and says so."""
         self.load_engines()
         info = self.describe()
         self._kind = info.arch.kind
+        if not self.config.get("replay"):
+            self._device_lock = open_lock(self._kind)  # refused now, not under some kernel
         if info.arch.kind == "gpu" and not self.config.get("replay"):
             from tilewise.sweep.bench_cuda import CudaBench
 
@@ -115,10 +115,7 @@ class Worker:
         if self.config.get("replay"):
             yield lambda: None
             return
-        if self._device_lock is None:
-            path = lock_path(self._kind)
-            self._device_lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        descriptor = self._device_lock
+        descriptor = self._device_lock = self._device_lock or open_lock(self._kind)
 
         def acquire() -> None:
             try:
@@ -157,16 +154,15 @@ class Worker:
     def leaders(self, order: Mapping[str, Any]) -> None:
         """Measures the leaders of a problem in turn; all results come together at the end."""
         assert self.bench is not None
-        items, at = order["items"], 0
-        for item in items:
-            self.say("prepare", id=item["id"])
-        began = time.perf_counter()
+        items, at, began = order["items"], 0, 0.0
+        self.say("prepare", id=items[0]["id"])
         with self.device(items[0]["id"]) as acquire:
 
             def launched(index: int) -> None:
                 nonlocal at, began
-                if index == at == 0:
+                if not began:
                     acquire()
+                    began = time.perf_counter()
                 at = index
                 self.say("launch", id=items[index]["id"])
 
