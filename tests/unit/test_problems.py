@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from dataclasses import replace
+import pickle
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -147,3 +149,29 @@ def test_dimensions_are_the_fewest_that_say_the_same() -> None:
     assert ConvProblem(n=1, c=1, k=1, w=5, x=3).ndim == 1
     assert ConvProblem(n=1, c=1, k=1, h=5, w=5, y=3, x=3).ndim == 2
     assert ConvProblem(n=1, c=1, k=1, d=2, h=5, w=5, y=3, x=3).ndim == 3
+
+
+@given(conv_problems(), conv_problems())
+def test_problems_are_equal_by_their_fields(one: ConvProblem, other: ConvProblem) -> None:
+    values = [tuple(getattr(p, f.name) for f in fields(p)) for p in (one, other)]
+    assert (one == other) == (values[0] == values[1])
+    assert one == ConvProblem.from_dict(one.to_dict())
+    assert hash(one) == hash(ConvProblem.from_dict(one.to_dict()))
+    assert {one: "held"}[replace(one)] == "held"
+    for f in fields(one):
+        if isinstance(getattr(one, f.name), int) and f.name.startswith("pad"):
+            assert replace(one, **{f.name: getattr(one, f.name) + 1}) != one
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))]
+)
+def test_copies_of_problems_are_equal(copied: object) -> None:
+    for problem in (GemmProblem(m=3, n=4, k=5), ConvProblem(n=1, c=2, k=3, w=4, x=1)):
+        again = copied(problem)  # type: ignore[operator]
+        assert again == problem
+        assert hash(again) == hash(problem)
+        # Hashes of text differ between processes, so they must not travel with a problem.
+        assert again in {problem}
+    assert GemmProblem(m=1, n=1, k=1) != ConvProblem(n=1, c=1, k=1, w=1, x=1)
+    assert GemmProblem(m=1, n=1, k=1) != (1, 1, 1)

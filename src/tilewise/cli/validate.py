@@ -136,7 +136,8 @@ def tell(outcome: Validation, report: dict[str, Any]) -> None:
     )
     for v in worst[:NAMED]:
         if v.chosen != v.best:
-            out.print(f"{spell_problem(v.problem)}\n  chosen {v.chosen}\n  best   {v.best}")
+            told = f"{spell_problem(v.problem)}\n  chosen {v.chosen}\n  best   {v.best}"
+            out.print(told, soft_wrap=True)
     summary = report["summary"]
     shares = ("mean", "median", "p10", "min")
     lines = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import index
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from operator import attrgetter, index
 from typing import Any, ClassVar, Self
 
 from tilewise.core.dtypes import dtype
@@ -24,15 +25,42 @@ class GemmView:
 
 
 class Problem(ABC):
-    """What to compute: an op with sizes, dtype and layout. Subclasses are frozen dataclasses."""
+    """What to compute: an op with sizes, dtype and layout.
 
-    __slots__ = ()
+    Subclasses are frozen dataclasses with `eq=False` that call `_settle` when they are made: a
+    remembered problem is looked up by its hash, which is therefore computed once.
+    """
+
+    __slots__ = ("_hash", "_values")
 
     KEYS: ClassVar[Mapping[str, str]]
     """File key -> field, for example `{"M": "m"}`; the order is the order in files."""
 
     dtype: str
     out_dtype: str
+    _hash: int
+    _values: tuple[Any, ...]
+
+    def _settle(self) -> None:
+        """Keeps the values and their hash; to be called once all fields are final."""
+        values = _getter(type(self))(self)
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:  # unpickled: fields alone travel
+            self._settle()
+            return self._hash
+
+    def __eq__(self, other: Any) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        try:
+            return self._values == other._values
+        except AttributeError:
+            return hash(self) == hash(other) and self._values == other._values
 
     @property
     @abstractmethod
@@ -82,6 +110,11 @@ class Problem(ABC):
     def key(self) -> str:
         """Identity on disk: the same problem has the same key on every machine."""
         return digest({"problem": self.to_dict()})
+
+
+@cache
+def _getter(kind: type[Problem]) -> Callable[[Problem], tuple[Any, ...]]:
+    return attrgetter(*(f.name for f in fields(kind)))  # type: ignore[arg-type]
 
 
 def check_dtypes(operand: str, result: str, allowed: tuple[str, ...]) -> str:

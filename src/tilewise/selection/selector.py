@@ -6,8 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +103,7 @@ class Selector:
         self._pool = np.empty(len(self.kernels), object)
         self._pool[:] = self.kernels
         self._lock = threading.Lock()
-        kind = get_op(self.model.op).problem
-        self._key = attrgetter(*(f.name for f in fields(kind)))  # type: ignore[arg-type]
-        self._chosen: dict[Any, Kernel] = {}
-        self._by_id: dict[int, tuple[Problem, Kernel]] = {}
+        self._chosen: dict[Problem, Kernel] = {}
 
     def scores(self, problem: Problem) -> Scores:
         """Everything the scorer says."""
@@ -129,20 +125,12 @@ class Selector:
 
     def select(self, problem: Problem) -> Kernel:
         """The fastest kernel that can serve; remembered."""
-        # The same object again costs one look-up, an equal one has to be hashed.
-        held = self._by_id.get(id(problem))
-        if held is not None and held[0] is problem:
-            return held[1]
-        key = self._key(problem)
-        kernel = self._chosen.get(key)
+        kernel = self._chosen.get(problem)
         if kernel is None:
             kernel = self._first_legal(problem)
             if len(self._chosen) >= REMEMBERED:
                 self._chosen.clear()
-                self._by_id.clear()
-            self._chosen[key] = kernel
-        if len(self._by_id) < REMEMBERED:
-            self._by_id[id(problem)] = (problem, kernel)
+            self._chosen[problem] = kernel
         return kernel
 
     def _first_legal(self, problem: Problem) -> Kernel:

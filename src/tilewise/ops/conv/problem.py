@@ -16,7 +16,7 @@ LAYOUTS = ("nhwc", "nchw")
 """Memory order of activations; filters follow: k z y x c under nhwc, k c z y x under nchw."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConvProblem(Problem):
     """One convolution. Sizes are those of the forward input in every direction.
 
@@ -93,6 +93,7 @@ class ConvProblem(Problem):
         object.__setattr__(
             self, "out_dtype", check_dtypes(self.dtype, self.out_dtype, OPERAND_DTYPES)
         )
+        self._settle()
 
     @property
     def op(self) -> str:

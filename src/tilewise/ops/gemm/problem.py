@@ -14,7 +14,7 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 """Memory order of A, B and C: r is row-major, c column-major. rcr is a PyTorch linear layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GemmProblem(Problem):
     """One matrix product. `split_k` above 1 asks for that many slices of the reduction."""
 
@@ -49,6 +49,7 @@ class GemmProblem(Problem):
         object.__setattr__(
             self, "out_dtype", check_dtypes(self.dtype, self.out_dtype, OPERAND_DTYPES)
         )
+        self._settle()
 
     @property
     def op(self) -> str:
