@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tilewise.core.arch import load_arch
@@ -12,15 +18,18 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.kernels.gpu import FAMILIES, HOPPER_FAMILIES, TritonGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue, launch, representative, strides_of
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import Descriptor
+from tilewise.ops.launch import Descriptor, Launch
 
 pytest.importorskip("triton")
 
+from tilewise.engines.objects import EM_AMDGPU, EM_CUDA, hsaco_facts, read_elf
 from tilewise.engines.triton import TritonEngine
-from tilewise.engines.triton_build import compile_source, over_limit, resources_of
+from tilewise.engines.triton_build import build_one, compile_source, over_limit, resources_of
 
 AMD = ("gfx90a", "gfx942", "gfx950")
-ELF_MACHINE = {"nvidia": 190, "amd": 224}
+ELF_ARCH = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "sm_90": 90}
+"""The low byte of an object's flags: LLVM's EF_AMDGPU_MACH, or the compute capability."""
+MIN_SMEM = {"gemv": 0, **dict.fromkeys(set(FAMILIES) - {"gemv"}, 4096)}
 
 REPRESENTATIVES = (
     TritonGemmKernel(family="pointer", dtype="bf16", tile_m=64, tile_n=64, tile_k=64),
@@ -45,6 +54,10 @@ REPRESENTATIVES = (
     TritonGemmKernel(family="pingpong", dtype="bf16", tile_m=64, tile_n=64, tile_k=64, stages=4),
     TritonGemmKernel(family="pointer", dtype="int8", tile_m=64, tile_n=64, tile_k=128),
     TritonGemmKernel(family="pointer", dtype="fp32", tile_m=32, tile_n=32, tile_k=32),
+    TritonGemmKernel(family="pointer", dtype="fp8", tile_m=64, tile_n=64, tile_k=128, stages=2),
+    TritonGemmKernel(
+        family="gemv", dtype="fp16", tile_m=4, tile_n=1, tile_k=512, stages=1, split_k=4
+    ),
 )
 
 
@@ -64,22 +77,130 @@ def test_every_family_is_represented() -> None:
         assert served == set(FAMILIES) - set(HOPPER_FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("name", "kernel"), legal_pairs(), ids=lambda v: v if isinstance(v, str) else v.name[12:]
-)
-def test_compiles_to_an_object_of_the_architecture(name: str, kernel: TritonGemmKernel) -> None:
+def compiled_for(kernel: TritonGemmKernel, name: str) -> Any:
     arch = load_arch(name)
-    compiled = compile_source(launch(kernel, representative(kernel), arch).source, arch)
-    binary = compiled.asm["cubin" if arch.vendor == "nvidia" else "hsaco"]
-    assert binary[:4] == b"\x7fELF"
-    assert int.from_bytes(binary[18:20], "little") == ELF_MACHINE[arch.vendor]
+    return compile_source(launch(kernel, representative(kernel), arch).source, arch)
+
+
+def pairs_of(*names: str) -> Any:
+    pairs = [(name, kernel) for name, kernel in legal_pairs() if name in names]
+    return pytest.mark.parametrize(
+        ("name", "kernel"), pairs, ids=lambda v: v if isinstance(v, str) else v.name[12:]
+    )
+
+
+@pairs_of("sm_90")
+def test_compiles_to_a_cubin(name: str, kernel: TritonGemmKernel, tmp_path: Path) -> None:
+    arch, compiled = load_arch(name), compiled_for(kernel, name)
+    elf = read_elf(compiled.asm["cubin"])
+    assert (elf.machine, elf.flags & 0xFF) == (EM_CUDA, ELF_ARCH[name])
+    assert elf.sections[f".text.{compiled.metadata.name}"]
     found = resources_of(compiled, arch)
-    assert 0 < found.registers <= 512
-    assert found.threads >= kernel.warps * arch.warp_size
+    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    assert (found.registers, found.spills) == usage_by_vendor(tmp_path / "kernel.cubin")
+    assert found.spills == 0 and found.smem_bytes >= MIN_SMEM[kernel.family]
     assert over_limit(found, arch) == ""
+    loading = {"ws": 4, "duo": 8, "pingpong": 8}.get(kernel.family, 0)
+    assert found.threads == (kernel.warps + loading) * arch.warp_size
     if kernel.family in ("ws", "duo", "pingpong"):
         assert "wgmma.mma_async" in compiled.asm["ptx"]
         assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
+
+
+def usage_by_vendor(cubin: Path) -> tuple[int, int]:
+    """Registers and stack bytes as NVIDIA's own tool reads them."""
+    from triton import knobs
+
+    told = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(cubin)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert found, told
+    return int(found[1]), int(found[2])
+
+
+@pairs_of(*AMD)
+def test_compiles_to_an_amd_object(name: str, kernel: TritonGemmKernel) -> None:
+    arch = load_arch(name)
+    made = launch(kernel, representative(kernel), arch)
+    compiled = compile_source(made.source, arch)
+    elf, facts = read_elf(compiled.asm["hsaco"]), hsaco_facts(compiled.asm["hsaco"])
+    assert (elf.machine, elf.flags & 0xFF) == (EM_AMDGPU, ELF_ARCH[name])
+    assert facts["target"] == f"amdgcn-amd-amdhsa--{name}"
+    assert facts[".name"] == made.source.function
+    assert facts[".wavefront_size"] == arch.warp_size == 64
+    assert facts[".max_flat_workgroup_size"] == kernel.warps * 64
+    assert argument_bytes(facts) == [*passed_bytes(made), 8, 8]  # two of Triton's own
+    found = resources_of(compiled, arch)
+    told = [figure(compiled, f"{kind}_count") for kind in ("vgpr", "sgpr", "agpr")]
+    assert [found.registers, found.sgprs, found.agprs] == told
+    assert 0 < found.registers <= 512 and 0 < found.sgprs <= 112
+    assert found.agprs <= found.registers
+    assert found.spills == 0
+    assert over_limit(found, arch) == ""
+
+
+def argument_bytes(facts: dict[str, Any]) -> list[int]:
+    """Sizes of what a launch passes; the runtime adds the grid's by itself."""
+    passed = [a for a in facts[".args"] if not a[".value_kind"].startswith("hidden")]
+    return [argument[".size"] for argument in passed]
+
+
+def passed_bytes(made: Launch) -> list[int]:
+    return [4 if kind == "i32" else 8 for kind in made.source.signature.values()]
+
+
+def figure(compiled: Any, name: str) -> int:
+    """A figure as the assembly listing spells it."""
+    found = re.search(rf"\.{name}:\s+(\d+)", compiled.asm["amdgcn"])
+    assert found, name
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [("gfx942", r"v_mfma_f32_\d+x\d+x16_fp8_fp8"), ("gfx950", r"v_mfma_\S*f32_\d+x\d+x\d+_f8f6f4")],
+)
+def test_fp8_uses_the_matrix_units_of_the_architecture(name: str, instruction: str) -> None:
+    kernel = next(k for k in REPRESENTATIVES if k.dtype == "fp8" and k.family == "pointer")
+    made = launch(kernel, representative(kernel), load_arch(name))
+    encoding = "fp8e4b8" if name == "gfx942" else "fp8e4nv"
+    assert made.source.signature["a_ptr"] == f"*{encoding}"
+    assert re.search(instruction, compiled_for(kernel, name).asm["amdgcn"])
+
+
+def waits_for_stores(assembly: str) -> bool:
+    """Whether all waves' stores have landed when the first wave announces them.
+
+    That is before the barrier ahead of the flag's atomic, the only one that gives a value back.
+    """
+    lines = assembly.splitlines()
+    flag = next(
+        i for i, line in enumerate(lines) if re.search(r"atomic_add \S+, .*(sc0|glc)", line)
+    )
+    barrier = max(i for i in range(flag) if "s_barrier" in lines[i])
+    before = reversed(lines[:barrier])
+    return "s_waitcnt" in next(x for x in before if re.search(r"vmcnt\(0\)|_store_|_atomic_", x))
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_amd_kernels_wait_for_partial_sums_to_land(name: str) -> None:
+    arch = load_arch(name)
+    cut = [k for k in REPRESENTATIVES if k.split_k > 1 or k.family == "streamk"]
+    cut = [k for k in cut if why_unusable(k, None, arch) is None]
+    assert {k.family for k in cut} == {"splitk", "streamk", "skinny", "gemv"}
+    for kernel in cut:
+        assert waits_for_stores(compiled_for(kernel, name).asm["amdgcn"]), kernel.name
+
+
+def test_a_kernel_that_does_not_wait_is_told_apart() -> None:
+    arch, kernel = load_arch("gfx942"), REPRESENTATIVES[1]
+    source = launch(kernel, representative(kernel), arch).source
+    hasty = replace(source, constants=source.constants | {"AMD": False})
+    assert not waits_for_stores(compile_source(hasty, arch).asm["amdgcn"])
 
 
 def test_build_survives_a_compiler_that_gives_up() -> None:
@@ -103,7 +224,16 @@ def test_limits_are_checked_before_launch() -> None:
     arch = load_arch("gfx90a")
     assert "shared memory" in over_limit(Resources(smem_bytes=10**6, threads=64), arch)
     assert "threads" in over_limit(Resources(threads=4096), arch)
-    assert over_limit(Resources(smem_bytes=1024, threads=256), arch) == ""
+    assert "has 512" in over_limit(Resources(registers=513, threads=64), arch)
+    assert "each of 512" in over_limit(Resources(registers=264, threads=512), arch)
+    assert over_limit(Resources(registers=256, smem_bytes=1024, threads=512), arch) == ""
+
+
+def test_a_kernel_over_the_limit_is_recorded_with_what_it_needs() -> None:
+    small = load_arch("gfx90a").with_figures(smem_per_block_bytes=1024)
+    build = build_one(REPRESENTATIVES[0], small)
+    assert build.status == "over_limit" and "shared memory" in build.message
+    assert build.resources.smem_bytes > 1024 and build.resources.sgprs > 0
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

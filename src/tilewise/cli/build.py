@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from typing import Annotated
 
 import typer
@@ -23,8 +26,10 @@ from tilewise.cli.console import (
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
-from tilewise.engines import Build, get_engine, is_foreign
+from tilewise.engines import Build, Resources, get_engine, is_foreign
 from tilewise.errors import BuildError, InputError
+
+SECONDS_BETWEEN_LINES = 5.0
 
 
 def build(
@@ -54,12 +59,15 @@ def build(
     seconds = time.perf_counter() - started
     statuses = Counter(b.status for b in builds)
     cached = sum(b.was_cached for b in builds)
+    spilling = sum(b.resources.spills > 0 for b in builds)
     if as_json:
         emit(
             {
+                "arch": chosen.name,
                 "kernels": [_as_dict(b) for b in builds],
                 "seconds": seconds,
                 "cached": cached,
+                "spilling": spilling,
                 **statuses,
             }
         )
@@ -67,13 +75,39 @@ def build(
         failed = [[b.kernel.name, b.status, b.message[:200]] for b in builds if b.status != "ok"]
         if failed:
             table("Not built", ["kernel", "status", "message"], failed)
+        if any(b.resources.registers for b in builds):
+            table(f"Most that a kernel needs on {chosen.label}", ["what", "most"], _most(builds))
         counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
-        out.print(f"{counts} in {seconds:.1f} s; {cached} were in the cache")
+        out.print(
+            f"{counts} in {seconds:.1f} s; {cached} were in the cache; {spilling} spill registers"
+        )
     raise typer.Exit(0 if set(statuses) <= {"ok", "over_limit"} else 1)
 
 
 def compile_all(kernels: list[Kernel], arch: Arch, max_workers: int | None) -> list[Build]:
     """Builds kernels of any mix of engines, showing progress on stderr."""
+    done: list[Build] = []
+    with progress(len(kernels)) as advance:
+        for name in dict.fromkeys(kernel.engine for kernel in kernels):
+            engine = get_engine(name)
+            why = engine.why_no_build()
+            if why is not None:
+                raise BuildError(f"the {name} engine cannot build here: {why}")
+            done += engine.build(
+                [kernel for kernel in kernels if kernel.engine == name],
+                arch,
+                max_workers=max_workers,
+                on_done=advance,
+            )
+    return done
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[Build], None]]:
+    """A listener that keeps a bar on a terminal, and writes a line now and then elsewhere."""
+    if not err.is_terminal:
+        yield _Lines(total)
+        return
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -82,33 +116,39 @@ def compile_all(kernels: list[Kernel], arch: Arch, max_workers: int | None) -> l
         TimeRemainingColumn,
     )
 
-    done: list[Build] = []
     columns = (TextColumn("building"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("", total=len(kernels))
-        for name in dict.fromkeys(kernel.engine for kernel in kernels):
-            engine = get_engine(name)
-            why = engine.why_unavailable()
-            if why is not None:
-                raise BuildError(f"the {name} engine cannot build here: {why}")
-            done += engine.build(
-                [kernel for kernel in kernels if kernel.engine == name],
-                arch,
-                max_workers=max_workers,
-                on_done=lambda _: progress.advance(task),
-            )
-    return done
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda _: bar.advance(task)
+
+
+class _Lines:
+    """Progress for a log: how many are built, every few seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._told = time.monotonic()
+
+    def __call__(self, build: Build) -> None:
+        self._done += 1
+        if time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
+            self._told = time.monotonic()
+            err.print(f"built {self._done} of {self._total}, last {build.kernel.name}")
+
+
+def _most(builds: Sequence[Build]) -> list[tuple[str, int]]:
+    """The largest figure of each kind; those that no kernel has are left out."""
+    figures = {f.name: max(getattr(b.resources, f.name) for b in builds) for f in fields(Resources)}
+    return [(name, most) for name, most in figures.items() if most]
 
 
 def _as_dict(build: Build) -> dict[str, object]:
-    resources = build.resources
     return {
         "kernel": build.kernel.name,
         "status": build.status,
         "message": build.message,
         "seconds": build.seconds,
         "cached": build.was_cached,
-        "registers": resources.registers,
-        "spills": resources.spills,
-        "smem_bytes": resources.smem_bytes,
+        **asdict(build.resources),
     }

@@ -145,6 +145,12 @@ def load_arch(name: str, device: str = "") -> Arch:
     return parse_arch(_text(name), name, device)
 
 
+def amd_name(properties: Any) -> str:
+    """The name that ROCm gives a device, less its modes (`:sramecc+:xnack-`); empty on CUDA."""
+    name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+    return name if name.startswith("gfx") else ""  # on CUDA PyTorch puts the product's name there
+
+
 def devices(name: str) -> tuple[str, ...]:
     """The products that an architecture's file lists; the first is the default."""
     return tuple(_read(_text(name), name).get("devices", {}))

@@ -38,7 +38,10 @@ DTYPES: dict[str, DType] = {
 }
 
 OPERAND_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "bf8", "int8")
-"""What the inputs of a GEMM or convolution may be: fp8 is e4m3fn, bf8 is e5m2."""
+"""What the inputs of a GEMM or convolution may be.
+
+fp8 is e4m3fn and bf8 is e5m2, except on GPUs with `fp8_fnuz`, whose own encodings they are there.
+"""
 
 
 def dtype(name: str) -> DType:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.core.arch import amd_name, known_archs, load_arch
 from tilewise.errors import TensorError
 
 # NumPy names bf16 and fp8 types through ml_dtypes, which registers them under these names.
@@ -22,6 +23,8 @@ _NAMES = {
     "int32": "int32",
 }
 _TORCH = {ours: theirs for theirs, ours in _NAMES.items()}
+# The encodings of CDNA 3's matrix units; there fp8 and bf8 are these, elsewhere never.
+_FNUZ = {"float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "bf8"}
 _numpy_names: dict[Any, str] = {}
 _torch_names: dict[Any, str] = {}
 
@@ -78,12 +81,18 @@ def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
 def _view_tensor(tensor: Any) -> TensorView:
     name = _torch_names.get(tensor.dtype)
     if name is None:
-        name = _torch_names[tensor.dtype] = _known(str(tensor.dtype).removeprefix("torch."))
+        spelled = str(tensor.dtype).removeprefix("torch.")
+        name = _torch_names[tensor.dtype] = _FNUZ.get(spelled) or _known(spelled)
     if tensor.layout is not _strided():
         raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise TensorError(f"a tensor is on {device}; tilewise works on cpu and cuda devices")
+    if name in ("fp8", "bf8") and tensor.dtype != torch_dtype(name, device):
+        raise TensorError(
+            f"a tensor on {device} is {tensor.dtype}; {name} is {torch_dtype(name, device)} there: "
+            "convert it"
+        )
     return TensorView(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), name, str(device))
 
 
@@ -91,6 +100,25 @@ def _known(name: str) -> str:
     if name not in _NAMES:
         raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
     return _NAMES[name]
+
+
+def torch_dtype(name: str, device: Any) -> Any:
+    """PyTorch's dtype for `name` on a device, whose 8-bit encodings may be its own."""
+    import torch
+
+    place = torch.device(device)
+    if name in _FNUZ.values() and place.type == "cuda" and _is_fnuz(place.index):
+        return next(getattr(torch, theirs) for theirs, ours in _FNUZ.items() if ours == name)
+    return getattr(torch, _TORCH["fp32" if name == "tf32" else name])
+
+
+@cache
+def _is_fnuz(index: int | None) -> bool:
+    """Whether the GPU's 8-bit floating point is the FNUZ kind."""
+    import torch
+
+    name = amd_name(torch.cuda.get_device_properties(index))
+    return name in known_archs() and load_arch(name).has("fp8_fnuz")
 
 
 @cache
@@ -133,7 +161,8 @@ def empty(sample: Any, shape: tuple[int, ...], dtype: str, storage: Storage) -> 
         if is_torch(sample):
             import torch
 
-            made = torch.empty(stored, dtype=getattr(torch, _TORCH[dtype]), device=sample.device)
+            kind = torch_dtype(dtype, sample.device)
+            made = torch.empty(stored, dtype=kind, device=sample.device)
             return made.permute(back)
         return np.empty(stored, dtype=numpy_dtype(dtype)).transpose(back)
     except (MemoryError, RuntimeError, ValueError) as error:

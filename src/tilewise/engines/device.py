@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.arch import Arch, devices, known_archs, load_arch
+from tilewise.core.arch import Arch, amd_name, devices, known_archs, load_arch
 from tilewise.errors import ArchError
 
 CORE_GB_S = 12.0
@@ -89,9 +89,7 @@ def gpu_arch(properties: Any) -> Arch:
 
 def _gpu_file(properties: Any) -> str:
     """The data file that describes the device, or the nearest one it can run the kernels of."""
-    gcn = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-    if not gcn.startswith("gfx"):
-        gcn = ""  # On CUDA, PyTorch fills it with the product's name.
+    gcn = amd_name(properties)
     name = gcn or f"sm_{properties.major}{properties.minor}"
     if name in known_archs():
         return name

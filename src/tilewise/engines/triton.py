@@ -40,6 +40,9 @@ class TritonEngine(Engine):
 
         return None if torch.cuda.is_available() else "there is no GPU here"
 
+    def why_no_build(self) -> str | None:
+        return None if find_spec("triton") else "triton is not installed"
+
     def build(
         self,
         kernels: Sequence[Kernel],

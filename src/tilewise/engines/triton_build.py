@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -17,13 +15,10 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.engines.contract import Build, Resources
+from tilewise.engines.objects import FRAME_SIZE, REGISTER_COUNT, cubin_facts, hsaco_facts
 from tilewise.errors import BuildError
 from tilewise.ops.contract import get_op
 from tilewise.ops.launch import Source
-
-REGISTER_COUNT = 0x2F
-FRAME_SIZE = 0x11
-"""Attributes of a cubin's `.nv.info` section."""
 
 
 def launch_module(op: str) -> Any:
@@ -63,50 +58,23 @@ def target_of(arch: Arch) -> Any:
 
 def resources_of(compiled: Any, arch: Arch) -> Resources:
     """Registers, spilled bytes and shared memory, read from the compiled object."""
-    threads = compiled.metadata.num_warps * arch.warp_size
+    needs = {
+        "smem_bytes": compiled.metadata.shared,
+        "threads": compiled.metadata.num_warps * arch.warp_size,
+    }
     if arch.vendor == "nvidia":
-        facts = dict(_cubin_attributes(compiled.asm["cubin"]))
-        registers, spills = facts.get(REGISTER_COUNT, 0), facts.get(FRAME_SIZE, 0)
-    else:
-        text = compiled.asm["amdgcn"]
-        registers = _amd_figure(text, "vgpr_count")
-        spills = 4 * (_amd_figure(text, "vgpr_spill_count") + _amd_figure(text, "sgpr_spill_count"))
+        facts = cubin_facts(compiled.asm["cubin"])
+        return Resources(registers=facts[REGISTER_COUNT], spills=facts.get(FRAME_SIZE, 0), **needs)
+    kernel = hsaco_facts(compiled.asm["hsaco"])
+    spilled = 4 * (kernel[".vgpr_spill_count"] + kernel[".sgpr_spill_count"])
     return Resources(
-        registers=registers,
-        spills=spills,
-        smem_bytes=compiled.metadata.shared,
-        threads=threads,
+        registers=kernel[".vgpr_count"],
+        sgprs=kernel[".sgpr_count"],
+        agprs=kernel[".agpr_count"],
+        # Scratch memory holds spilled registers; scalar ones may go to vector registers instead.
+        spills=max(spilled, kernel[".private_segment_fixed_size"]),
+        **needs,
     )
-
-
-def _amd_figure(assembly: str, name: str) -> int:
-    found = re.search(rf"\.{name}:\s+(\d+)", assembly)
-    return int(found[1]) if found else 0
-
-
-def _cubin_attributes(cubin: bytes) -> Iterator[tuple[int, int]]:
-    """(attribute, value) pairs of the kernel, from the ELF section `.nv.info`."""
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names_at = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [
-        struct.unpack_from("<IIQQQQ", cubin, table + index * size) for index in range(count)
-    ]
-    names = sections[names_at][4]
-    for name, _, _, _, offset, length in sections:
-        end = cubin.index(b"\0", names + name)
-        if cubin[names + name : end] == b".nv.info":
-            yield from _attributes(cubin[offset : offset + length])
-
-
-def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
-    at = 0
-    while at + 4 <= len(section):
-        form, attribute, size = struct.unpack_from("<BBH", section, at)
-        at += 4
-        if form == 4:  # the only form with a payload: here (symbol, value)
-            if size == 8:
-                yield attribute, struct.unpack_from("<II", section, at)[1]
-            at += size
 
 
 def over_limit(resources: Resources, arch: Arch) -> str:
@@ -118,7 +86,9 @@ def over_limit(resources: Resources, arch: Arch) -> str:
         )
     if resources.threads > arch.max_threads_per_block:
         return f"{resources.threads} threads; {arch.name} allows {arch.max_threads_per_block}"
-    if arch.vendor == "nvidia" and resources.registers * resources.threads > arch.registers_per_cu:
+    if resources.registers > arch.max_registers_per_thread:
+        return f"{resources.registers} registers; {arch.name} has {arch.max_registers_per_thread}"
+    if resources.registers * resources.threads > arch.registers_per_cu:
         return f"{resources.registers} registers for each of {resources.threads} threads"
     return ""
 

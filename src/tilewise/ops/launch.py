@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilewise.core.arch import Arch
+
 TRITON_TYPES = {
     "fp32": "fp32",
     "tf32": "fp32",
@@ -16,6 +18,14 @@ TRITON_TYPES = {
     "int32": "i32",
 }
 """Our element types as Triton's signatures name them."""
+FNUZ_TYPES = {"fp8": "fp8e4b8", "bf8": "fp8e5b16"}
+"""The 8-bit types of GPUs whose encodings have one zero and no infinity."""
+
+
+def triton_type(dtype: str, arch: Arch) -> str:
+    """The element type as Triton names it on `arch`, whose fp8 is the one its matrix units take."""
+    types = TRITON_TYPES | FNUZ_TYPES if arch.has("fp8_fnuz") else TRITON_TYPES
+    return types[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from tilewise.ops.gemm.arguments import (
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.launch_hopper import specialised, tma
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
+from tilewise.ops.launch import Launch, Pointer, triton_type
 
 __all__ = ["Epilogue", "default_strides", "launch", "representative", "strides_of"]
 
@@ -101,11 +101,11 @@ def _view(
     return View(p.n, p.m, p.k, B, A, flip[0], flip[1], flip[2], B_SCALE, A_SCALE, True)
 
 
-def _operands(args: Arguments, view: View, problem: GemmProblem, aligned: int) -> None:
-    kind = TRITON_TYPES[problem.dtype]
+def _operands(args: Arguments, view: View, problem: GemmProblem, arch: Arch, aligned: int) -> None:
+    kind = triton_type(problem.dtype, arch)
     args.give("a_ptr", f"*{kind}", Pointer(tensor=view.a), aligned)
     args.give("b_ptr", f"*{kind}", Pointer(tensor=view.b), aligned)
-    args.give("c_ptr", f"*{TRITON_TYPES[problem.out_dtype]}", Pointer(tensor=C), aligned)
+    args.give("c_ptr", f"*{triton_type(problem.out_dtype, arch)}", Pointer(tensor=C), aligned)
 
 
 def _all_strides(args: Arguments, view: View, wide: bool = False) -> None:
@@ -122,8 +122,9 @@ def _sizes(args: Arguments, view: View) -> None:
     args.size("K", view.k, view.a_strides[2] == 1 or view.b_strides[1] == 1)
 
 
-def _pointer_constants(kernel: TritonGemmKernel, view: View) -> dict[str, Any]:
+def _pointer_constants(kernel: TritonGemmKernel, view: View, arch: Arch) -> dict[str, Any]:
     return {
+        "AMD": arch.vendor == "amd",
         "A_COL": view.a_strides[1] == 1 and view.a_strides[2] != 1,
         "B_ROW": view.b_strides[2] == 1 and view.b_strides[1] != 1,
         "EVEN_K": view.k % kernel.tile_k == 0,
@@ -136,7 +137,7 @@ def _pointer(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, 16 * aligned)
+    _operands(args, view, p, arch, 16 * aligned)
     give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
@@ -146,7 +147,7 @@ def _pointer(
     args.size("tiles_n", cols)
     _sizes(args, view)
     _all_strides(args, view)
-    args.constants |= _pointer_constants(kernel, view)
+    args.constants |= _pointer_constants(kernel, view, arch)
     args.constants |= {"SPLIT": kernel.split_k, "ATOMIC": kernel.atomic}
     return Launch(
         source=source(args, "gemm_pointer", kernel),
@@ -170,7 +171,7 @@ def _streamk(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, 16 * aligned)
+    _operands(args, view, p, arch, 16 * aligned)
     give_result(args, view, p, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
@@ -183,7 +184,7 @@ def _streamk(
     args.size("tiles_n", cols)
     _sizes(args, view)
     _all_strides(args, view)
-    args.constants |= _pointer_constants(kernel, view)
+    args.constants |= _pointer_constants(kernel, view, arch)
     return Launch(
         source=source(args, "gemm_streamk", kernel),
         grid=(programs, 1),
@@ -197,7 +198,7 @@ def _gemv(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, 16 * aligned)
+    _operands(args, view, p, arch, 16 * aligned)
     give_result(args, view, p, e)
     tiles = -(-view.m // kernel.tile_m)
     slots = tiles * kernel.split_k * p.batch if kernel.split_k > 1 else 0
@@ -210,6 +211,7 @@ def _gemv(
         "BM": kernel.tile_m,
         "BK": kernel.tile_k,
         "SPLIT": kernel.split_k,
+        "AMD": arch.vendor == "amd",
     }
     return Launch(
         source=source(args, "gemv", kernel),

@@ -132,9 +132,23 @@ def finish(
 
 
 @triton.jit
+def settle(AMD: tl.constexpr):
+    """A barrier after which every thread's accesses to memory are done, not only begun.
+
+    AMD's barrier leaves stores in flight, and what thread 0 releases afterwards is its own wave's.
+    """
+    if AMD:
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)", "=s,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
 def leave_partial(
     acc, work, flags, tile, own_slot, first_slot, last_slot, count, needed,
     BM: tl.constexpr, BN: tl.constexpr, STREAM: tl.constexpr, ATOMIC: tl.constexpr,
+    AMD: tl.constexpr,
 ):  # fmt: skip
     """Stores a partial sum; the last to arrive gets (True, the whole sum)."""
     inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
@@ -142,7 +156,7 @@ def leave_partial(
         tl.atomic_add(work + tile.to(tl.int64) * (BM * BN) + inside, acc, sem="relaxed")
     else:
         tl.store(work + own_slot.to(tl.int64) * (BM * BN) + inside, acc, cache_modifier=".cg")
-    tl.debug_barrier()
+    settle(AMD)
     seen = tl.atomic_add(flags + tile, count, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
     is_last = seen + count == needed
@@ -151,7 +165,7 @@ def leave_partial(
             # The sum goes back to zero so that the next launch finds it so.
             at = work + tile.to(tl.int64) * (BM * BN) + inside
             acc = tl.load(at, cache_modifier=".cg")
-            tl.debug_barrier()
+            settle(AMD)
             tl.store(at, tl.zeros((BM, BN), dtype=acc.dtype))
         else:
             # In stream-K a share closes inside a tile (odd slot) or opens inside one (even).
@@ -171,7 +185,7 @@ def gemm_pointer(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
     SPLIT: tl.constexpr, ATOMIC: tl.constexpr, A_COL: tl.constexpr, B_ROW: tl.constexpr,
     EVEN_K: tl.constexpr, SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one of SPLIT slices of its reduction, per program."""
     piece = tl.program_id(0)
@@ -185,8 +199,9 @@ def gemm_pointer(
     if SPLIT > 1:
         base = tile * SPLIT
         is_whole, acc = leave_partial(
-            acc, work, flags, tile, piece, base, base + SPLIT - 1, 1, SPLIT, BM, BN, False, ATOMIC
-        )
+            acc, work, flags, tile, piece, base, base + SPLIT - 1, 1, SPLIT, BM, BN, False, ATOMIC,
+            AMD,
+        )  # fmt: skip
         if is_whole:
             finish(
                 acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
@@ -223,6 +238,7 @@ def gemm_streamk(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
     A_COL: tl.constexpr, B_ROW: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
     SCALE: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    AMD: tl.constexpr,
 ):  # fmt: skip
     """Equal shares of all steps of the first `stream_tiles` tiles, then whole tiles."""
     program = tl.program_id(0)
@@ -250,7 +266,7 @@ def gemm_streamk(
             opens = stream_owner(tile * steps, total, programs)
             closes = stream_owner(tile * steps + steps - 1, total, programs)
             is_whole, acc = leave_partial(
-                acc, work, flags, tile, own, opens, closes, count, steps, BM, BN, True, False
+                acc, work, flags, tile, own, opens, closes, count, steps, BM, BN, True, False, AMD
             )
         if is_whole:
             finish(
@@ -320,7 +336,7 @@ def gemv(
     a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
     M, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col,
     VECTORS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
+    SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     """A tall matrix times one, two or four vectors, at the speed of memory.
 
@@ -368,7 +384,7 @@ def gemv(
             tl.store(own + 2 * BM, sum2, cache_modifier=".cg")
         if VECTORS > 3:
             tl.store(own + 3 * BM, sum3, cache_modifier=".cg")
-        tl.debug_barrier()
+        settle(AMD)
         is_whole = tl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
         tl.debug_barrier()
         if is_whole:

@@ -167,7 +167,7 @@ def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
     if kernel.family in ("ws", *TWO_GROUP_FAMILIES):
         return _why_not_specialised(kernel, arch)
     accumulators = kernel.tile_m * kernel.tile_n // threads
-    most = arch.max_registers_per_thread * 9 // 16
+    most = min(arch.max_registers_per_thread, arch.registers_per_cu // threads) * 9 // 16
     if accumulators > most:
         return f"{accumulators} accumulators per thread; at most {most} leave room for the rest"
     if kernel.tile_k * element(kernel.dtype).bytes < 32:
