@@ -236,6 +236,13 @@ def test_a_kernel_over_the_limit_is_recorded_with_what_it_needs() -> None:
     assert build.resources.smem_bytes > 1024 and build.resources.sgprs > 0
 
 
+def test_builds_say_what_was_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    builds = [build_one(REPRESENTATIVES[5], load_arch("gfx90a")) for _ in range(2)]
+    assert [build.was_cached for build in builds] == [False, True]
+    assert builds[0].resources == builds[1].resources
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_pool_is_wide_and_unique(dtype: str) -> None:
     pool = load_pool(get_op("gemm"), load_arch("sm_90"), ["triton"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -100,7 +101,8 @@ def build_one(kernel: Kernel, arch: Arch) -> Build:
     finish = partial(Build, kernel=kernel)
     try:
         launch = module.launch(kernel, module.representative(kernel), arch)
-        compiled = compile_source(launch.source, arch)
+        with noting_hits() as hits:
+            compiled = compile_source(launch.source, arch)
         resources = resources_of(compiled, arch)
     except Exception as error:  # whatever the compiler raises is a fact about this kernel
         cause = f"\n{error.__cause__}" if error.__cause__ else ""
@@ -112,8 +114,20 @@ def build_one(kernel: Kernel, arch: Arch) -> Build:
         status="over_limit" if broken else "ok",
         message=broken,
         seconds=seconds,
+        was_cached=all(hits),
         resources=resources,
     )
+
+
+@contextmanager
+def noting_hits() -> Iterator[list[bool]]:
+    """Collects, for each compilation inside, whether Triton's cache had it."""
+    from triton import knobs
+
+    hits: list[bool] = []
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda **facts: hits.append(facts["cache_hit"])
+        yield hits
 
 
 def build_all(
