@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tilewise.core.arch import Arch
@@ -18,6 +19,10 @@ EXPECTED = {
     "fine": "ok",
     "babble": "ok",
     "trap": "ok",
+    "snare": "ok",
+    "leak": "ok",
+    "thirsty": "ok",
+    "fickle": "ok",
     "spoil": "ok",
     "spin": "timeout",
     "sleep": "timeout",
@@ -54,10 +59,6 @@ class SabotageKernel(Kernel):
     def op(self) -> str:
         return "gemm"
 
-    @classmethod
-    def only_op(cls) -> str:
-        return "gemm"
-
 
 class SabotagePlan(Plan):
     workspace_bytes = 0
@@ -65,16 +66,23 @@ class SabotagePlan(Plan):
     def __init__(self, kernel: SabotageKernel, problem: Any) -> None:
         self.kernel: SabotageKernel = kernel
         self.problem = problem
+        # Right only while it is new: `fickle` goes wrong among leaders, and ever after.
+        self._is_worn = kernel.deed == "fickle" and Path(os.environ["SABOTAGE_MARK"]).exists()
+        if kernel.deed == "fickle":
+            Path(os.environ["SABOTAGE_MARK"]).touch()
         self._run = ctypes.CDLL(os.environ["SABOTAGE_LIBRARY"]).run
         self._run.argtypes = (ctypes.c_char_p, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         if self.kernel.deed == "exhausted":
             raise MemoryError("no memory for 1 TiB")
+        if self.kernel.deed == "thirsty":
+            bytearray(64 << 20)
         a, b = operands
         p = self.problem
         addresses = (a.ctypes.data, b.ctypes.data, out.ctypes.data)
-        status = self._run(self.kernel.deed.encode(), *addresses, p.m, p.n, p.k)
+        deed = "wrong" if self._is_worn else self.kernel.deed
+        status = self._run(deed.encode(), *addresses, p.m, p.n, p.k)
         if status:
             raise ExecutionError(f"{self.kernel.name} reported status {status}")
 
@@ -83,32 +91,17 @@ class SabotageEngine(Engine):
     name = "sabotage"
     kernel_types = (SabotageKernel,)
 
-    def why_unavailable(self) -> str | None:
-        return None
-
     def toolchain(self) -> str:
         return "sabotage 1"
 
-    def build(
-        self,
-        kernels: Sequence[Kernel],
-        arch: Arch,
-        *,
-        max_workers: int | None = None,
-        on_done: Callable[[Build], None] | None = None,
-    ) -> list[Build]:
-        found = []
-        for kernel in kernels:
-            assert isinstance(kernel, SabotageKernel)
-            if kernel.deed == "compiler_crash":
-                os.abort()
-            status = EXPECTED[kernel.deed]
-            status = status if status in ("compile_error", "over_limit") else "ok"
-            message = "" if status == "ok" else "it was sabotaged"
-            found.append(Build(kernel=kernel, status=status, message=message, seconds=0.01))
-            if on_done is not None:
-                on_done(found[-1])
-        return found
+    def build_one(self, kernel: Kernel) -> Build:
+        assert isinstance(kernel, SabotageKernel)
+        if kernel.deed == "compiler_crash":
+            os.abort()
+        status = EXPECTED[kernel.deed]
+        status = status if status in ("compile_error", "over_limit") else "ok"
+        message = "" if status == "ok" else "it was sabotaged"
+        return Build(kernel=kernel, status=status, message=message, seconds=0.01)
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> SabotagePlan:
         assert isinstance(kernel, SabotageKernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.engines.device import detect
-from tilewise.engines.replay import ReplayEngine
-from tilewise.errors import ExecutionError, InputError
+from tilewise.errors import InputError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
@@ -197,15 +198,96 @@ def test_a_signal_stops_cleanly_and_the_rest_is_done_later(
     assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
 
 
-def test_a_foreign_arch_is_refused(tape: Path, tmp_path: Path, problem_file: Path) -> None:
-    words = command(tmp_path / "store", tape, problem_file)
-    ended = subprocess.run(
-        [*words, "--arch", "x86_avx2"], env=environment(), capture_output=True, text=True
-    )
-    assert ended.returncode == 2
-    assert "--arch is 'x86_avx2'" in ended.stderr
-    assert "was recorded with x86_avx512:a recorded CPU" in ended.stderr
+@pytest.mark.parametrize(
+    ("variables", "files", "expected"),
+    [
+        ({}, ["nvidia0", "nvidia1", "nvidiactl"], [("CUDA", "0"), ("CUDA", "1")]),
+        ({"CUDA": "3,GPU-ab"}, ["nvidia0", "nvidiactl"], [("CUDA", "3"), ("CUDA", "GPU-ab")]),
+        ({"CUDA": "1,-1,0"}, ["nvidia0", "nvidia1"], [("CUDA", "1")]),
+        ({"CUDA": ""}, ["nvidia0", "nvidiactl"], []),
+        ({"CUDA": "0"}, [], []),
+        ({}, ["dxg"], [("CUDA", "0")]),
+        ({}, ["kfd"], [("HIP", "0"), ("HIP", "1")]),
+        ({"HIP": "1"}, ["kfd"], [("HIP", "1")]),
+        ({"CUDA": "1"}, ["kfd"], [("HIP", "1")]),
+        ({"ROCR": "1"}, ["kfd"], [("HIP", "0")]),
+        ({"ROCR": ""}, ["kfd"], []),
+        ({"HIP": ""}, ["kfd"], []),
+        ({}, [], []),
+    ],
+)
+def test_gpus_are_counted_without_touching_them(
+    variables: dict[str, str],
+    files: list[str],
+    expected: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tilewise.sweep.device import visible_gpus
+
+    for name in ("CUDA", "HIP", "ROCR"):
+        monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    for at, gpu_id in enumerate((0, 4711, 815)):  # the first is the processor
+        node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{at}"
+        node.mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{gpu_id}\n")
+    assert visible_gpus(tmp_path) == [{f"{n}_VISIBLE_DEVICES": gpu} for n, gpu in expected]
+
+
+def test_a_lock_that_is_not_ours_is_refused_before_any_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has made the folder of the locks: here, as a link to elsewhere."""
+    (tmp_path / f"tilewise-{os.getuid()}").symlink_to(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    policy = Policy(threads=1)
+    config = WorkerConfig(engines=("vendor",), policy=policy, kind="cpu")
+    with pytest.raises(InputError, match=r"cannot lock the device: .*belongs to somebody else"):
+        sweep(
+            *(tmp_path / "store", recording.problems(1)),
+            [VendorKernel(op_name="gemm", library="numpy")],
+            *(LocalExecutor(config), policy),
+        )
     assert not (tmp_path / "store").exists()
+
+
+def test_waiting_for_the_device_is_not_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders are busy from the lock on; the clock here runs only while the lock is waited for."""
+    from tilewise.sweep import worker as worker_module
+    from tilewise.sweep.bench import Outcome
+
+    clock = [100.0]
+    monkeypatch.setattr(worker_module.time, "perf_counter", lambda: clock[0])
+    channel = io.StringIO()
+    worker = worker_module.Worker({"policy": recording.POLICY.to_dict()}, channel)
+
+    @contextmanager
+    def device(first: int) -> Any:
+        def acquire() -> None:
+            clock[0] += 1000.0
+
+        yield acquire
+
+    class Bench:
+        def run_in_turn(self, kernels: Any, problem: Any, launched: Any) -> list[Outcome]:
+            for index in (0, 1, 0, 1):
+                launched(index)
+                clock[0] += 1.0
+            return [Outcome(status="ok")] * 2
+
+    monkeypatch.setattr(worker, "device", device)
+    monkeypatch.setattr(worker, "kernel", lambda values: values)
+    monkeypatch.setattr(worker, "bench", Bench())
+    items = [{"id": at, "kernel": {}} for at in (5, 6)]
+    worker.leaders({"problem": recording.problems(1)[0].to_dict(), "items": items})
+    told = [json.loads(line) for line in channel.getvalue().splitlines()]
+    results = [answer for answer in told if answer["event"] == "result"]
+    assert [answer["busy_s"] for answer in results] == [2.0, 2.0]
 
 
 def test_a_device_stands_in_for_an_older_one_only() -> None:
@@ -220,16 +302,6 @@ def test_a_device_stands_in_for_an_older_one_only() -> None:
             as_arch(newer, other)
     with pytest.raises(InputError, match="cannot run its kernels"):
         as_arch(load_arch("x86_avx2"), "x86_avx512")
-
-
-def test_a_recording_has_times_but_no_results(tape: Path) -> None:
-    engine = ReplayEngine(Store(tape).measurements())
-    problem, kernel = recording.problems(1)[0], recording.kernels(1)[0]
-    plan = engine.plan(kernel, problem, detect("cpu"))
-    with pytest.raises(ExecutionError, match="recording"):
-        plan.execute([], None)
-    with pytest.raises(ExecutionError, match="never recorded"):
-        engine.plan(kernel, GemmProblem(m=999, n=1, k=1), detect("cpu"))
 
 
 def test_a_sweep_without_usable_kernels_says_why(tape: Path, tmp_path: Path) -> None:

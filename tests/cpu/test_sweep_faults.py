@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ sys.path.insert(0, str(HERE))
 from sabotage import EXPECTED, SabotageKernel, why_unusable  # noqa: E402
 
 POLICY = Policy(time_ms=1.0, warmup=1, min_repeats=2, max_repeats=5, rounds=2, threads=1)
+CROWDED = replace(POLICY, noise=1e6)
+"""Under which every kernel that works is a leader."""
 PROBLEMS = [GemmProblem(m=7, n=5, k=9), GemmProblem(m=16, n=8, k=4)]
 
 
@@ -44,23 +48,25 @@ def run(
     *,
     problems: list[GemmProblem] = PROBLEMS,
     batch: int = 20,
+    policy: Policy = POLICY,
     **options: object,
 ) -> Summary:
     """Sweeps kernels with the given deeds over the problems."""
     config = WorkerConfig(
         engines=("sabotage:SabotageEngine",),
-        policy=POLICY,
+        policy=policy,
         kind="cpu",
         limits=Limits(timeout_s=2.0, prepare_s=60.0, batch=batch),
         memory_bytes=512 << 20,
         environment={
             "SABOTAGE_LIBRARY": str(library),
+            "SABOTAGE_MARK": f"{store}.mark",
             "PYTHONPATH": f"{HERE}:{HERE.parent.parent / 'src'}",
         },
     )
     kernels = [SabotageKernel(deed=deed, serial=at) for at, deed in enumerate(deeds)]
     return sweep(
-        *(store, problems, kernels, LocalExecutor(config), POLICY),
+        *(store, problems, kernels, LocalExecutor(config), policy),
         options=Options(**options),  # type: ignore[arg-type]
         why_unusable=why_unusable,
     )
@@ -89,12 +95,36 @@ def test_a_bad_kernel_costs_its_own_measurement_alone(library: Path, tmp_path: P
         assert row.is_ok or row.message
 
 
+@pytest.mark.parametrize(
+    ("culprit", "victim"),
+    [
+        ("trap", "fine"),  # whatever runs next in that process crashes
+        ("snare", "fine"),  # or hangs
+        ("leak", "thirsty"),  # or finds no memory
+        ("spoil", "fine"),  # or finds other inputs
+    ],
+)
 def test_an_innocent_kernel_is_not_blamed_for_a_spoilt_worker(
-    library: Path, tmp_path: Path
+    culprit: str, victim: str, library: Path, tmp_path: Path
 ) -> None:
-    # After `trap` whatever runs next in that process crashes; `spoil` overwrites the inputs.
-    run(tmp_path, library, ["trap", "fine", "spoil", "fine"])
-    assert set(outcomes(tmp_path).values()) == {"ok"}
+    """Neither in the first pass nor among leaders, where all share a worker."""
+    run(tmp_path, library, [victim, culprit, victim], problems=PROBLEMS[:1], policy=CROWDED)
+    rows = list(Store(tmp_path).measurements(latest=False))
+    assert [(r.kernel, r.message) for r in rows if not r.is_ok] == []
+    assert Counter(r.stage for r in rows) == {"first": 3, "leader": 3}
+
+
+def test_a_leader_that_fails_keeps_its_first_reading(library: Path, tmp_path: Path) -> None:
+    """`fickle` is right in the first pass, and wrong among leaders and alone after that."""
+    deeds = ["fine", "fickle", "fine"]
+    run(tmp_path / "store", library, deeds, problems=PROBLEMS[:1], policy=CROWDED)
+    rows = list(Store(tmp_path / "store").measurements(latest=False))
+    failed = [(r.stage, r.status) for r in rows if not r.is_ok]
+    assert failed == [("leader", "wrong_result")]
+    assert Counter(r.stage for r in rows) == {"first": 3, "leader": 3}
+    assert {r.status for r in Store(tmp_path / "store").measurements()} == {"ok"}
+    again = run(tmp_path / "store", library, deeds, problems=PROBLEMS[:1], policy=CROWDED)
+    assert again.rows == 0  # tried among leaders once is enough
 
 
 def test_known_bad_kernels_are_skipped_and_retried_on_request(
@@ -120,12 +150,9 @@ def test_a_kernel_that_keeps_crashing_is_given_up(library: Path, tmp_path: Path)
     assert (again.rows, again.skipped) == (0, 1)
 
 
-def test_bad_kernels_are_remembered_under_another_policy(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_kernels_are_remembered_under_another_policy(library: Path, tmp_path: Path) -> None:
     run(tmp_path, library, ["fine", "segfault"])
-    monkeypatch.setitem(globals(), "POLICY", Policy(**{**POLICY.to_dict(), "max_repeats": 6}))
-    summary = run(tmp_path, library, ["fine", "segfault"])
+    summary = run(tmp_path, library, ["fine", "segfault"], policy=replace(POLICY, max_repeats=6))
     assert dict(summary.by_status).keys() == {"ok"}
     assert summary.skipped == len(PROBLEMS)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
-from tilewise.engines.contract import Build, Engine, Plan
+from tilewise.engines.contract import Engine, Plan
 
 EXPECTED = {
     "fine": "ok",
@@ -30,10 +30,6 @@ class GpuSabotageKernel(Kernel):
 
     @property
     def op(self) -> str:
-        return "gemm"
-
-    @classmethod
-    def only_op(cls) -> str:
         return "gemm"
 
 
@@ -65,25 +61,8 @@ class GpuSabotageEngine(Engine):
     name = "gpu_sabotage"
     kernel_types = (GpuSabotageKernel,)
 
-    def why_unavailable(self) -> str | None:
-        return None
-
     def toolchain(self) -> str:
         return "sabotage 1"
-
-    def build(
-        self,
-        kernels: Sequence[Kernel],
-        arch: Arch,
-        *,
-        max_workers: int | None = None,
-        on_done: Callable[[Build], None] | None = None,
-    ) -> list[Build]:
-        builds = [Build(kernel=kernel, status="ok") for kernel in kernels]
-        for build in builds:
-            if on_done is not None:
-                on_done(build)
-        return builds
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> GpuSabotagePlan:
         assert isinstance(kernel, GpuSabotageKernel)

@@ -89,6 +89,21 @@ def test_bad_input_is_two_and_one_clear_message(words: list[str], says: str) -> 
     assert "Traceback" not in ran.stderr
 
 
+def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
+    code = """
+import sys
+import tilewise.cli
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tilewise.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+tilewise.cli.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "tilewise: stopped\n")
+
+
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     words = [
         sys.executable,

@@ -119,6 +119,13 @@ class TestCsv:
             assert part in bad.reason
         assert found.to_dict()["bad"] == 6
 
+    def test_a_name_unknown_to_every_op_is_told_so(self, tmp_path: Path) -> None:
+        ops = "conv_fwd, conv_bwd_data, conv_bwd_weight, gemm"
+        with pytest.raises(FileError, match=f"'mystery' names no kernel of {ops}"):
+            read(tmp_path, f"{HEADER}\n{LAYER.format('mystery', 0.05, 1, 1)}\n")
+        with pytest.raises(FileError, match="is not the name of a CK Tile convolution"):
+            read(tmp_path, f"{HEADER}\n{LAYER.format(CONV.format('64'), 0.05, 1, 1)}\n")
+
     def test_wrong_dtype_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(FileError, match="its kernel computes bf16; fp16 was asked for"):
             read(tmp_path, f"{HEADER}\n{row('64x64x32', 0.05)}\n", dtype="fp16")
@@ -134,8 +141,8 @@ class TestCsv:
         [
             ("", "holds no measurement: it is empty"),
             ("N,C,K\n1,2,3\n", "one of kernel, kernel_name, name must name the kernel"),
-            (f"{HEADER}\n", "it is empty"),
-            ("nothing to see here\n", "it is empty"),
+            (f"{HEADER}\n", "no table and no JSON object tells of one"),
+            ("nothing to see here\n", "no table and no JSON object tells of one"),
         ],
     )
     def test_files_without_measurements(self, tmp_path: Path, text: str, why: str) -> None:
@@ -231,6 +238,17 @@ class TestStore:
         stored = Store(tmp_path / "store")
         assert stored.table(latest=False).num_rows == 4
         assert stored.table().num_rows == 3
+
+    def test_a_failure_does_not_replace_a_good_reading(self, tmp_path: Path) -> None:
+        failed = LAYER.format(CONV.format("64x64x32"), -1, 0, 0)
+        imported(tmp_path, [row("64x64x32", 0.05), row("64x64x64", 0.06, OUTPUTS)])
+        later = imported(tmp_path, [failed, row("64x64x64", 0.06, 5)])
+        assert [(r.status, r.attempt) for r in later.rows] == [
+            ("launch_error", 1),
+            ("wrong_result", 1),
+        ]
+        held = Store(tmp_path / "store").measurements()
+        assert [(r.status, r.time_us) for r in held] == [("ok", 50.0), ("ok", 60.0)]
 
     def test_export_has_the_columns_and_reads_back(self, tmp_path: Path) -> None:
         lines = [row("64x64x32", 1 / 30), row("64x64x64", 0.06, 5), row("64x64x32", 0.0511111)]
@@ -346,6 +364,13 @@ class TestCommandLine:
         scored.write_text("M,N,K,efficiency\n1,1536,7168,0.5\n4096,4096,4096,1.0\n")
         proposed = run(app, "augment", scored, "--op", "gemm", "--count", 10)
         assert {p["M"] for p in proposed["problems"]} == {1}
+        scored.write_text(
+            "M,N,K,efficiency\n1,1536,7168,0.5\n8,8,8,1.7\n8,8,9,fast\n8,8,10,\n8,8,11,nan\n"
+        )
+        told = run(app, "augment", scored, "--op", "gemm", "--count", 10)
+        assert {p["M"] for p in told["problems"]} == {1}
+        assert [bad["line"] for bad in told["bad_lines"]] == [3, 4, 5, 6]
+        assert all("between 0 and 1" in bad["reason"] for bad in told["bad_lines"])
         scored.write_text("M,N,K\n1,1536,7168\n")
         with pytest.raises(FileError, match="no column efficiency"):
             run(app, "augment", scored, "--op", "gemm")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.data import check as check_module
 from tilewise.data.check import check
 from tilewise.data.merge import merge
 from tilewise.data.show import overview
-from tilewise.errors import InputError
+from tilewise.errors import InputError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.journal import Journal
@@ -57,6 +59,45 @@ def test_torn_journals_are_found_unless_they_are_being_written(tmp_path: Path) -
     journal.file.close()
     assert kinds(tmp_path) == {"torn_journal"}
     assert check(tmp_path).rows == 1
+
+
+def test_damaged_journals_are_found_before_and_after_folding(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run-00000.journal")
+    for m in (1, 2):
+        journal.append([row(m)])
+    journal.file.close()
+    data = journal.file.path.read_bytes()
+    journal.file.path.write_bytes(data.replace(b'"status":"ok"', b'"status":"ko"', 1))
+    assert kinds(tmp_path) == {"damaged_journal"}
+    Store(tmp_path).recover()
+    assert kinds(tmp_path) == {"damaged_journal"}
+    assert check(tmp_path).rows == 1
+
+
+@pytest.mark.parametrize("column", ["attempt", "status", "policy"])
+def test_rows_without_a_needed_value_are_found(tmp_path: Path, column: str) -> None:
+    write_rows(tmp_path, [replace(row(1), **{column: None})])  # type: ignore[arg-type]
+    write_rows(tmp_path, [row(2)])
+    report = check(tmp_path)
+    assert kinds(tmp_path) == {"torn_shard"}
+    assert f"rows without {column}" in report.findings[0].what
+    assert report.rows == 1
+
+
+def test_peaks_are_those_of_the_device_that_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's own for its own rows, else the architecture's largest product's."""
+    listed = load_arch("x86_avx2")
+    live = listed.with_figures(device="mine", compute_units=2)
+    monkeypatch.setattr(check_module, "detect", lambda kind: live)
+    check_module._peak.cache_clear()
+    for device, expected in (("mine", {"impossible"}), ("another", set())):
+        setting = Setting(arch=live.name, device=device, toolchain="numpy 2", policy=Policy())
+        fast = replace(row(1, setting=setting), tflops=listed.peak_tflops["fp32"])
+        write_rows(tmp_path / device, [fast])
+        assert kinds(tmp_path / device) == expected
+    check_module._peak.cache_clear()
 
 
 def test_duplicates_are_found(tmp_path: Path) -> None:
@@ -119,6 +160,26 @@ def test_repeated_measurements_are_kept_and_conflicts_reported(tmp_path: Path) -
     assert ["30 us" in c.what or "crash" in c.what for c in merged.conflicts] == [True, True]
     assert check(one).is_sound
     assert {r.attempt for r in Store(one).measurements(latest=False)} == {0, 1}
+
+
+def test_a_good_reading_outlives_a_later_failure(tmp_path: Path) -> None:
+    one, two, both = tmp_path / "one", tmp_path / "two", tmp_path / "both"
+    write_rows(one, [row(1)])
+    write_rows(two, [row(1, run_id="b", status="crash", time_us=None, spread_us=None)])
+    for order in ([one, two], [two, one]):
+        merge(both, order)
+        assert [r.status for r in Store(both).measurements()] == ["ok"]
+        assert overview(both).by_status["ok"] == 1
+        assert len(list(Store(both).measurements(latest=False))) == 2
+
+
+def test_a_refused_merge_leaves_no_store_behind(tmp_path: Path) -> None:
+    write_rows(tmp_path / "torn", [row(1)])
+    (shard,) = Store(tmp_path / "torn").shards()
+    shard.write_bytes(b"PAR1")
+    with pytest.raises(StoreError, match="cannot be read"):
+        merge(tmp_path / "target", [tmp_path / "torn"])
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_store_is_not_merged_into_itself(tmp_path: Path) -> None:

@@ -12,6 +12,13 @@ from typing import Any
 
 def main() -> None:
     """Runs the command line; every expected error becomes one clear message on stderr."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are still being imported, too
+        _fail("stopped", 130)
+
+
+def _run() -> None:
     import typer
 
     from tilewise.cli.app import app
@@ -25,7 +32,7 @@ def main() -> None:
         _fail(error.format_message(), 2)
     except TilewiseError as error:
         _fail(str(error), 2 if isinstance(error, InputError) else 1)
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:
         _fail("stopped", 130)
     except BrokenPipeError:
         # The reader has seen enough. Python would complain once more when it flushes at exit.

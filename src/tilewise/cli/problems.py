@@ -23,7 +23,8 @@ from tilewise.cli.console import (
 from tilewise.core.problem import Problem
 from tilewise.errors import FileError, InputError
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.problems.files import BadLine, read_problems, write_problems
+from tilewise.problems.augment import as_efficiency
+from tilewise.problems.files import BadLine, ProblemFile, read_problems, write_problems
 from tilewise.problems.problem_set import ProblemSet
 
 app = typer.Typer(help="Problem sets: drawn, listed, imported, captured.", no_args_is_help=True)
@@ -133,6 +134,7 @@ def augment(
     read = read_problems(file, op, dtype=dtype)
     worst = [(p, e) for p, e in _efficiencies(file, read) if e < below]
     if not worst:
+        _warn(read.bad_lines)
         raise InputError(f"no problem of {file} has an efficiency below {below}")
     limits = resolve_arch(arch) if arch else None
     found = propose(worst, count, arch=limits, seed=seed, avoid=read.problems)
@@ -245,17 +247,17 @@ def _known(files: Sequence[Path] | None, op: str) -> set[Problem]:
     return {problem for file in files or () for problem in read_problems(file, op).problems}
 
 
-def _efficiencies(file: Path, read: ProblemSet) -> list[tuple[Problem, float]]:
+def _efficiencies(file: Path, read: ProblemFile) -> list[tuple[Problem, float]]:
+    """The problems whose efficiency can be used; the lines of the others become bad ones."""
+    if not any("efficiency" in labels for labels in read.labels):
+        raise FileError(f"{file} has no column efficiency, which says what is worst")
     pairs = []
-    for problem, labels in read:
+    for at, (problem, labels) in enumerate(read):
+        given = labels.get("efficiency", "")
         try:
-            pairs.append((problem, float(labels["efficiency"])))
-        except KeyError:
-            raise FileError(f"{file} has no column efficiency, which says what is worst") from None
-        except (TypeError, ValueError):
-            raise FileError(
-                f"{file}: efficiency is {labels['efficiency']!r}; it must be between 0 and 1"
-            ) from None
+            pairs.append((problem, as_efficiency(given)))
+        except InputError as error:
+            read.spoil(at, str(error))
     return pairs
 
 

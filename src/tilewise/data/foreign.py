@@ -176,15 +176,18 @@ def output_count(problem: ConvProblem) -> int:
 
 
 def _kernel(name: str, op: str) -> Kernel:
-    """The kernel called `name`, of `op` first, else of any."""
-    errors = []
-    for each in [op] if op else list(all_ops()):
+    """The kernel called `name`, of `op` or, where that is empty, of any."""
+    if op:
+        return get_op(op).kernel_from_name(name)
+    for each in all_ops().values():
         try:
-            return get_op(each).kernel_from_name(name)
-        except KernelError as error:
-            errors.append(error)
-    # The longest complaint is of the family that recognised the name's beginning.
-    raise max(errors, key=lambda error: len(str(error)))
+            return each.kernel_from_name(name)
+        except KernelError:
+            # Who knows the beginning of the name can say what is wrong with the rest.
+            if any(name.startswith(kind.prefix(each.name)) for kind in each.kernel_types):
+                raise
+    ops = ", ".join(all_ops())
+    raise KernelError(f"{name!r} names no kernel of {ops}; `kernels list --op OP` shows names")
 
 
 def _number(name: str, value: Any) -> float:

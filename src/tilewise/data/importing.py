@@ -61,7 +61,8 @@ def read_measurements(path: str | Path, arch: Arch, **choices: str) -> Imported:
     """The measurements of a foreign file. `choices` are those of ForeignReader."""
     reader = ForeignReader(arch, **choices)
     found = Imported()
-    for line in map(Line.checked, _lines(read_text(path), path)):
+    text = read_text(path)
+    for line in map(Line.checked, _lines(text, path)):
         reason = line.reason
         for row in line.rows:
             try:
@@ -73,7 +74,8 @@ def read_measurements(path: str | Path, arch: Arch, **choices: str) -> Imported:
             found.bad_lines.append(line.bad(reason))
     found.notes = reader.notes
     if not found.rows:
-        shown = "; ".join(map(str, found.bad_lines[:3])) or "it is empty"
+        nothing = "no table and no JSON object tells of one" if text.strip() else "it is empty"
+        shown = "; ".join(map(str, found.bad_lines[:3])) or nothing
         raise FileError(f"{path} holds no measurement: {shown}")
     return found
 

@@ -56,10 +56,19 @@ def augment(
     return found
 
 
-def _weight(problem: Problem, efficiency: float) -> float:
+def as_efficiency(value: Any) -> float:
+    """The number that a file gives; raises where it is no efficiency."""
+    try:
+        efficiency = float(value)
+    except (TypeError, ValueError):
+        efficiency = -1.0
     if not 0 <= efficiency <= 1.000001:
-        raise InputError(f"efficiency is {efficiency}; it must be between 0 and 1")
-    return 0.0 if problem.is_empty else max(0.0, 1 - efficiency)
+        raise InputError(f"efficiency is {value!r}; it must be a number between 0 and 1")
+    return efficiency
+
+
+def _weight(problem: Problem, efficiency: float) -> float:
+    return 0.0 if problem.is_empty else max(0.0, 1 - as_efficiency(efficiency))
 
 
 def _neighbour(problem: Problem, rng: Random) -> Problem | None:

@@ -38,6 +38,12 @@ class ProblemFile(ProblemSet):
     """What a file holds: its problems with their labels, and the lines that are none."""
 
     bad_lines: list[BadLine] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """Where each problem stands."""
+
+    def spoil(self, at: int, reason: str) -> None:
+        """Reports the line of a problem whose labels turn out to be no use."""
+        self.bad_lines.append(self.lines[at].bad(reason))
 
 
 def read_problems(path: str | Path, op: str = "", **defaults: Any) -> ProblemFile:
@@ -52,6 +58,7 @@ def read_problems(path: str | Path, op: str = "", **defaults: Any) -> ProblemFil
         for row in line.rows:
             try:
                 found.add(*reader.read(row))
+                found.lines.append(line)
             except InputError as error:
                 reason = str(error)
         if reason:
