@@ -86,11 +86,12 @@ class CpuBench(Bench):
             self._scratch = np.empty(piece.expected.size)
         found = piece.stored.float().numpy() if is_torch(piece.stored) else piece.stored
         apart = self._scratch[: piece.expected.size]
-        np.subtract(found, piece.expected, out=apart)
-        size = np.sqrt(np.dot(piece.expected, piece.expected)) or 1.0
+        # No dot products: BLAS would leave threads spinning beside the kernel that is timed next.
+        size = np.sqrt(np.square(piece.expected, out=apart).sum()) or 1.0
         most = max(piece.expected.max(), -piece.expected.min()) or 1.0
+        np.subtract(found, piece.expected, out=apart)
         worst = max(apart.max(), -apart.min())
-        return float(np.sqrt(np.dot(apart, apart)) / size), float(worst / most)
+        return float(np.sqrt(np.square(apart, out=apart).sum()) / size), float(worst / most)
 
     def synchronize(self) -> None:
         """Calls on the CPU are over when they return."""

@@ -16,6 +16,8 @@ Call = Callable[[], object]
 
 MOST_US = 2e6
 """No kernel is timed for longer, so that a slow one stays within the default timeout."""
+MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
+"""How long other threads are waited for, and what share of a core still counts as none."""
 SHORTEST_SAMPLE_US = 20.0
 """Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
 
@@ -55,6 +57,9 @@ class Timer(ABC):
         """The call as it is timed; a graph where the policy asks for one."""
         return call
 
+    def settle(self) -> None:  # noqa: B027  # most devices have nothing to wait for
+        """Waits for whatever earlier calls have left running."""
+
 
 class CpuTimer(Timer):
     """The monotonic clock; cold caches by writing a buffer larger than all of them."""
@@ -73,6 +78,15 @@ class CpuTimer(Timer):
                 call()
             found.append((clock() - start) / (1000 * inner))
         return found
+
+    def settle(self) -> None:
+        """Until no thread of this process is busy: those of BLAS spin for 0.1 s after a call."""
+        end = time.monotonic() + MOST_SETTLING_S
+        share = 1.0
+        while share > IDLE_SHARE and time.monotonic() < end:
+            used, start = time.process_time(), time.perf_counter()
+            time.sleep(0.001)
+            share = (time.process_time() - used) / (time.perf_counter() - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,7 @@ def schedule(estimate_us: float, timer: Timer, policy: Policy) -> Schedule:
 def measure(call: Call, timer: Timer, policy: Policy) -> Timing:
     """One kernel, timed on its own."""
     ready = timer.prepare(call)
+    timer.settle()
     plan = schedule(warm_up(ready, timer, policy), timer, policy)
     return summarise(timer.samples(ready, plan.count, plan.inner))
 
@@ -125,12 +140,14 @@ def measure_in_turn(
     for index, call in enumerate(calls):
         before(index)
         ready.append(timer.prepare(call))
+        timer.settle()
         plans.append(schedule(warm_up(ready[-1], timer, policy), timer, policy))
     found: list[list[float]] = [[] for _ in calls]
     for turn in range(policy.rounds):
         for step in range(len(calls)):
             index = (turn + step) % len(calls)
             before(index)
+            timer.settle()
             # The first call after another kernel meets that one's cache: it is not counted.
             timer.samples(ready[index], 1, 1)
             share = ceil(plans[index].count / policy.rounds)
