@@ -81,7 +81,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--op", choices=("gemm",), default="gemm")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8"), default="bf16")
     parser.add_argument("--only", default="", help="models whose name contains this")
-    parser.add_argument("--autotuners", action="store_true", help="also torch.compile, ten shapes")
+    parser.add_argument(
+        "--autotuners", action="store_true", help="also tune ten shapes at run time"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -139,7 +141,9 @@ class Contest:
         return plan.bind([self.a, self.b], self.out)
 
 
-def run(model: str, problem: GemmProblem, pool: list[Kernel], arch: Arch, engine: Any) -> Row:
+def run(
+    model: str, problem: GemmProblem, pool: list[Kernel], arch: Arch, engine: Any, tune: bool
+) -> Row:
     contest = Contest(problem, arch)
     cache = max(arch.l2_bytes, arch.l3_bytes)
     screen, final = CudaTimer(SCREEN, cache), CudaTimer(FINAL, cache)
@@ -172,6 +176,8 @@ def run(model: str, problem: GemmProblem, pool: list[Kernel], arch: Arch, engine
     if chosen is not None:
         row.selected, row.selection_us = chosen.name, selection_us
         row.selected_ratio = times[0] / times[-1]
+    if tune:
+        compare_autotuners(row, contest, [call for _, _, call in found], final)
     return row
 
 
@@ -188,19 +194,29 @@ def select(problem: GemmProblem, arch: Arch) -> tuple[Any, float]:
     return choice.kernel, 1e6 * (time.perf_counter() - start)
 
 
-def compare_autotuners(row: Row, problem: GemmProblem, arch: Arch) -> None:
-    """`torch.compile` with max-autotune: its time, and what tuning took."""
-    import torch
+def compare_autotuners(
+    row: Row, contest: Contest, calls: list[Callable[[], Any]], timer: CudaTimer
+) -> None:
+    """What tuning at run time costs and finds: PyTorch's, and Triton's over our own kernels.
 
-    contest = Contest(problem, arch)
+    Triton's autotuner times every candidate by `do_bench`; ours are compiled already, which is
+    not counted against it.
+    """
+    import torch
+    from triton.testing import do_bench
+
+    start = time.perf_counter()
+    best = min(calls, key=do_bench)
+    row.autotuners["triton_tuning_s"] = time.perf_counter() - start
     tuned = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
     start = time.perf_counter()
     tuned(contest.a, contest.b)
     torch.cuda.synchronize()
     row.autotuners["max_autotune_tuning_s"] = time.perf_counter() - start
-    timer = CudaTimer(FINAL, max(arch.l2_bytes, arch.l3_bytes))
-    call = measure(lambda: tuned(contest.a, contest.b), timer, FINAL)
-    row.autotuners["max_autotune_us"] = call.time_us
+    rivals = [best, lambda: tuned(contest.a, contest.b), contest.vendor]
+    found = measure_in_turn(rivals, timer, FINAL, lambda _: None)
+    row.autotuners["triton_ratio"] = found[2].time_us / found[0].time_us
+    row.autotuners["max_autotune_ratio"] = found[2].time_us / found[1].time_us
 
 
 def geomean(ratios: list[float]) -> float:
@@ -241,9 +257,8 @@ def main() -> int:
         print(f"does not compile: {failure}", file=sys.stderr)
     rows = []
     for at, (model, problem) in enumerate(listed):
-        row = run(model, problem, pool, arch, engine)
-        if args.autotuners and at % max(1, len(listed) // AUTOTUNED) == 0:
-            compare_autotuners(row, problem, arch)
+        tune = args.autotuners and at % max(1, len(listed) // AUTOTUNED) == 0
+        row = run(model, problem, pool, arch, engine, tune)
         rows.append(row)
         if not args.json:
             print(
