@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tilewise.cli import build as building
 from tilewise.core.arch import load_arch
 from tilewise.engines.contract import Build, Resources
 from tilewise.errors import KernelError, TensorError
@@ -309,3 +312,29 @@ def test_swapped_kernels_describe_the_other_operand_first() -> None:
     first = made.arguments[0]
     assert isinstance(first, Descriptor)
     assert (first.tensor, first.shape) == (1, (1, 4096, 512))
+
+
+def test_the_build_command_needs_no_gpu() -> None:
+    name = "gemm_triton_gemv_bf16_m4_n1_k512_w4_s1_z1_g8_b1"
+    words = ("build", "--op", "gemm", "--arch", "gfx90a", "--filter", f"name == '{name}'", "--json")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tilewise", *words], capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    (built,) = told["kernels"]
+    assert (told["arch"], told["ok"], told["spilling"]) == ("gfx90a", 1, 0)
+    assert (built["kernel"], built["status"], built["threads"]) == (name, "ok", 256)
+    assert built["registers"] > 0 and built["sgprs"] > 0
+    assert {"agprs", "spills", "smem_bytes", "cached"} <= built.keys()
+
+
+def test_progress_is_told_to_logs_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(building, "SECONDS_BETWEEN_LINES", -1.0)
+    with building.progress(2) as advance:
+        for kernel in REPRESENTATIVES[:2]:
+            advance(Build(kernel=kernel, status="ok"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["built 1 of 2", "built 2 of 2"]

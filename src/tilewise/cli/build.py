@@ -134,7 +134,8 @@ class _Lines:
         self._done += 1
         if time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
             self._told = time.monotonic()
-            err.print(f"built {self._done} of {self._total}, last {build.kernel.name}")
+            line = f"built {self._done} of {self._total}, last {build.kernel.name}"
+            err.print(line, soft_wrap=True)
 
 
 def _most(builds: Sequence[Build]) -> list[tuple[str, int]]:
