@@ -12,6 +12,7 @@ TilewiseError
 ├── BuildError                     the compiler refused; carries its output
 ├── ExecutionError                 a kernel ran and failed
 ├── StoreError                     measurements could not be read or written
+│   └── NoStoreError (also InputError)   there is no store where one was named
 └── ModelError                     a model is missing, damaged, foreign or too new
 """
 
@@ -85,6 +86,10 @@ class ExecutionError(TilewiseError):
 
 class StoreError(TilewiseError):
     """Measurements could not be read or written."""
+
+
+class NoStoreError(StoreError, InputError):
+    """What was named as a store is none."""
 
 
 class ModelError(TilewiseError):

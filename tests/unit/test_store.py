@@ -20,7 +20,7 @@ from tilewise.core.measurement import (
     Setting,
     parse_policy,
 )
-from tilewise.errors import InputError, StoreError
+from tilewise.errors import InputError, NoStoreError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep import store as store_module
@@ -241,9 +241,9 @@ def test_a_store_inside_a_file_is_told(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(StoreError, match="cannot make the store"):
         Store(file / "store", create=True)
-    with pytest.raises(StoreError, match="is a file"):
+    with pytest.raises(NoStoreError, match="is a file"):
         Store(file)
-    with pytest.raises(StoreError, match="does not exist"):
+    with pytest.raises(NoStoreError, match="does not exist"):
         Store(tmp_path / "nowhere")
 
 

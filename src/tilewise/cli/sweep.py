@@ -22,6 +22,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
 from tilewise.errors import ExpressionError, InputError
 from tilewise.ops.builder import filter_kernels
+from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def sweep(
         kind = device_kind(arch)
         chosen, device = settled_policy(policy, kind), (arch or "").partition(":")[0]
     names = tuple(word.strip() for word in engines.split(",") if word.strip())
+    for name in names:
+        get_op(op).kernel_type(name)  # raises where there is none
     settings_of_workers = WorkerConfig(
         engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
         policy=chosen,
@@ -123,11 +126,10 @@ def sweep(
             pick(op, live, dtype, wanted, expression, config), op, wanted, expression
         )
 
+    place = executor(on, settings_of_workers, workers, address)
     with shown(as_json) as on_event:
         summary = run(
-            *(store, found.problems, kernels),
-            executor(on, settings_of_workers, workers, address),
-            chosen,
+            *(store, found.problems, kernels, place, chosen),
             options=Options(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),

@@ -187,6 +187,8 @@ def make_plan(
     rivals: Rivals | None = None,
 ) -> SweepPlan:
     """The plan of a sweep on a device; problems given twice count once."""
+    if not kernels:
+        raise InputError("there is no kernel to measure; the filter, engines or dtype leave none")
     usable = [k for k in dict.fromkeys(kernels) if k.engine in device.toolchains]
     usable = [k for k in usable if k.engine not in device.unavailable]
     if not usable:

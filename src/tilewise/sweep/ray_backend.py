@@ -7,6 +7,7 @@ nothing but time: what it had not told yet is measured by another.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,7 @@ class RayExecutor(Executor):
         ray = self._ray
         if not ray.is_initialized():
             self._owns_cluster = True
+            self._check_address()
             place = {"address": self._address} if self._address else {"include_dashboard": False}
             try:
                 ray.init(**place, log_to_driver=False, logging_level="error")
@@ -101,6 +103,18 @@ class RayExecutor(Executor):
         except ray.exceptions.RayError as error:
             raise ExecutionError(f"{told}: {error}") from None
         return self._device
+
+    def _check_address(self) -> None:
+        """Ray itself tries for minutes before it says that nobody answers."""
+        host, colon, port = self._address.rpartition(":")
+        if not colon or not port.isdecimal() or "/" in host:
+            return  # `auto`, or a Ray client's address
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"no Ray cluster answers at --address {self._address}: {error}"
+            ) from None
 
     def _hire(self) -> _Hand:
         need = {"num_gpus": 1} if self.config.kind == "gpu" else {"num_cpus": 1}

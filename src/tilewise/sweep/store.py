@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
-from tilewise.errors import StoreError
+from tilewise.errors import NoStoreError, StoreError
 from tilewise.sweep.journal import SUFFIX, Journal, LockedFile, read_journal
 from tilewise.sweep.schema import arrow_schema, check_schema, conform, from_table, to_table
 
@@ -48,7 +48,7 @@ class Store:
                 raise StoreError(f"cannot make the store {path}: {error.strerror}") from None
         if not self.path.is_dir():
             what = "is a file" if self.path.exists() else "does not exist"
-            raise StoreError(f"the store {path} {what}; a store is a folder that `sweep` makes")
+            raise NoStoreError(f"the store {path} {what}; a store is a folder that `sweep` makes")
 
     def shards(self) -> list[Path]:
         """The finished shards, in order of their names."""
