@@ -202,7 +202,7 @@ import resource, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from tilewise.errors import StoreError
-from tilewise.sweep.store import Store
+from tilewise.sweep.store import Store, write_rows
 import test_store as t
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Store({str(tmp_path)!r}).writer("run") as writer:
@@ -213,6 +213,10 @@ with Store({str(tmp_path)!r}).writer("run") as writer:
             writer.append([t.row(m)])
     except StoreError as error:
         print(m, "told:", error)
+    try:
+        write_rows({str(tmp_path)!r}, [t.row(m) for m in range(100, 400)])
+    except StoreError as error:
+        print(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     writer.append([t.row(99)])
 """
@@ -223,6 +227,8 @@ with Store({str(tmp_path)!r}).writer("run") as writer:
     failed, _, message = ended.stdout.partition(" ")
     assert message.startswith("told: cannot write to")
     assert "everything measured before is safe" in message
+    assert "everything stored before is safe" in message
+    assert not list(tmp_path.glob(".*"))
     assert stored(tmp_path) == {row(m).identity for m in (*range(1, int(failed)), 99)}
 
 

@@ -74,7 +74,9 @@ class Crew:
         self.config = config
         self._on_event = on_event
         self.supervisor = Supervisor(
-            lambda: config.spawn("measure", **environment), config.limits, on_event
+            lambda: config.spawn("measure", **environment),
+            *(config.limits, on_event),
+            is_replay=bool(config.replay),
         )
         self.builder: Builder | None = None
 

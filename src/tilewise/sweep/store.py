@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -216,6 +217,9 @@ def write_shard(path: Path, table: Any) -> None:
             os.close(folder)
     except OSError as error:
         raise _unwritable(path.parent, error) from None
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:

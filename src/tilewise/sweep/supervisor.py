@@ -40,10 +40,13 @@ class Supervisor:
         spawn: Callable[[], WorkerProcess],
         limits: Limits,
         on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+        *,
+        is_replay: bool = False,
     ) -> None:
         self._spawn = spawn
         self._limits = limits
         self._on_event = on_event
+        self._is_replay = is_replay
         self._worker: WorkerProcess | None = None
         self._is_closed = False
 
@@ -160,15 +163,15 @@ class Supervisor:
             if is_poisoned or is_doubtful:
                 return
 
-    @staticmethod
-    def _is_doubtful(worker: WorkerProcess, status: str, is_poisoned: bool) -> bool:
-        """Whether an earlier kernel may be to blame for a failure.
+    def _is_doubtful(self, worker: WorkerProcess, status: str, is_poisoned: bool) -> bool:
+        """Whether an earlier kernel may be to blame for a failure; a recorded one is settled.
 
         Memory counts only where something fitted before: a problem that is too large would
         otherwise cost every kernel a worker.
         """
         is_full = status == "out_of_memory" and worker.has_succeeded
-        return (is_poisoned and worker.items_run > 1) or is_full
+        is_spoilt = is_poisoned and worker.items_run > 1
+        return (is_spoilt or is_full) and not self._is_replay
 
     def _allowed(self, phase: str) -> float:
         """Seconds until the next answer is due."""
