@@ -18,6 +18,8 @@ MOST_US = 2e6
 """No kernel is timed for longer, so that a slow one stays within the default timeout."""
 MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
 """How long other threads are waited for, and what share of a core still counts as none."""
+WAKING_S = 0.002
+"""How long a CPU is kept busy before its calls count."""
 SHORTEST_SAMPLE_US = 20.0
 """Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
 
@@ -57,8 +59,9 @@ class Timer(ABC):
         """The call as it is timed; a graph where the policy asks for one."""
         return call
 
-    def settle(self) -> None:  # noqa: B027  # most devices have nothing to wait for
-        """Waits for whatever earlier calls have left running."""
+    def settle(self, call: Call) -> None:
+        """Brings the device into the state it has after many of these calls, and no others."""
+        self.samples(call, 1, 1)
 
 
 class CpuTimer(Timer):
@@ -79,14 +82,20 @@ class CpuTimer(Timer):
             found.append((clock() - start) / (1000 * inner))
         return found
 
-    def settle(self) -> None:
-        """Until no thread of this process is busy: those of BLAS spin for 0.1 s after a call."""
+    def settle(self, call: Call) -> None:
+        """Waits until no thread is busy (those of BLAS spin for 0.1 s after a call), then calls
+        until our own threads are awake and the clock is up.
+        """
         end = time.monotonic() + MOST_SETTLING_S
         share = 1.0
         while share > IDLE_SHARE and time.monotonic() < end:
             used, start = time.process_time(), time.perf_counter()
             time.sleep(0.001)
             share = (time.process_time() - used) / (time.perf_counter() - start)
+        end = time.monotonic() + WAKING_S
+        call()
+        while time.monotonic() < end:
+            call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ def schedule(estimate_us: float, timer: Timer, policy: Policy) -> Schedule:
 def measure(call: Call, timer: Timer, policy: Policy) -> Timing:
     """One kernel, timed on its own."""
     ready = timer.prepare(call)
-    timer.settle()
+    timer.settle(ready)
     plan = schedule(warm_up(ready, timer, policy), timer, policy)
     return summarise(timer.samples(ready, plan.count, plan.inner))
 
@@ -140,16 +149,14 @@ def measure_in_turn(
     for index, call in enumerate(calls):
         before(index)
         ready.append(timer.prepare(call))
-        timer.settle()
+        timer.settle(ready[-1])
         plans.append(schedule(warm_up(ready[-1], timer, policy), timer, policy))
     found: list[list[float]] = [[] for _ in calls]
     for turn in range(policy.rounds):
         for step in range(len(calls)):
             index = (turn + step) % len(calls)
             before(index)
-            timer.settle()
-            # The first call after another kernel meets that one's cache: it is not counted.
-            timer.samples(ready[index], 1, 1)
+            timer.settle(ready[index])  # the first call meets another kernel's cache, too
             share = ceil(plans[index].count / policy.rounds)
             found[index] += timer.samples(ready[index], share, plans[index].inner)
     return [summarise(samples) for samples in found]
