@@ -14,8 +14,9 @@ from tilewise.core.arch import load_arch
 from tilewise.core.model import load_model
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.selection.codegen import Layout
+from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.export_c import export_c
-from tilewise.selection.scorer import CompiledScorer, make_scorer
+from tilewise.selection.scorer import make_scorer
 
 GFX950 = load_arch("gfx950")
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-O1")

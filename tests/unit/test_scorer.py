@@ -17,7 +17,8 @@ from tilewise.learn.dataset import Dataset
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.selection import scorer as scorers
 from tilewise.selection.codegen import BLOCK
-from tilewise.selection.scorer import CompiledScorer, NumpyScorer, make_scorer
+from tilewise.selection.compiled import CompiledScorer
+from tilewise.selection.scorer import NumpyScorer, make_scorer
 
 GFX950 = load_arch("gfx950")
 needs_compiler = pytest.mark.skipif(bool(why_no_compiler()), reason="no compiler")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,12 @@ from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.selection import models, selector
+from tilewise.problems.files import read_problems
+from tilewise.selection import models, unfamiliar
 from tilewise.selection.explain import explain
 from tilewise.selection.predictor import Predictor
-from tilewise.selection.selector import ModelRanker, Selector, unfamiliar_problems
-from tilewise.settings import settings
+from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.selector import Selector
 
 GFX950 = load_arch("gfx950")
 FAR = GemmProblem(m=2**40, n=2**30, k=8, dtype="bf16")
@@ -139,21 +143,62 @@ def test_foreign_problems_are_declined(
 def test_unfamiliar_problems_are_declined_and_written_down(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = settings()
-    monkeypatch.setattr(
-        selector, "settings", lambda: type(here)(**{**_fields(here), "cache_dir": tmp_path})
-    )
+    monkeypatch.setattr(unfamiliar, "log_path", lambda: tmp_path / "cache" / "log.jsonl")
+    monkeypatch.setattr(unfamiliar, "_told", set())
     ranker = ModelRanker(small_model, compiled=False)
     assert ranker.why_unfit(synthetic_problems("gemm", "bf16", 1)[0], GFX950) is None
     for _ in range(2):
         assert "octaves away" in str(ranker.why_unfit(FAR, GFX950))
-    assert unfamiliar_problems() == [FAR.to_dict()]
-    lines = (tmp_path / selector.UNFAMILIAR_FILE).read_text().splitlines()
-    assert len(lines) == 1
+        unfamiliar._told.clear()  # as another process would find it
+    assert unfamiliar.unfamiliar_problems() == [FAR.to_dict()]
+    again = read_problems(str(unfamiliar.log_path()), "gemm")
+    assert again.problems == [FAR]
+    assert not again.bad_lines
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
+def test_the_log_of_the_unfamiliar_survives_damage_and_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log.jsonl"
+    monkeypatch.setattr(unfamiliar, "log_path", lambda: log)
+    monkeypatch.setattr(unfamiliar, "_told", set())
+    log.write_bytes(b'{"half": ')
+    unfamiliar.note(FAR)
+    assert unfamiliar.unfamiliar_problems() == [FAR.to_dict()]
+    assert read_problems(str(log), "gemm").problems == [FAR]
+    monkeypatch.setattr(unfamiliar, "MOST_BYTES", log.stat().st_size + 10)
+    before = log.read_bytes()
+    unfamiliar.note(GemmProblem(m=3, n=3, k=3))
+    assert log.read_bytes() == before
+    monkeypatch.setattr(unfamiliar, "log_path", lambda: Path("/proc/no/such/folder"))
+    unfamiliar.note(GemmProblem(m=4, n=4, k=4))  # nowhere to write is no error
+
+
+def test_processes_write_the_unfamiliar_down_once(tmp_path: Path) -> None:
+    code = (
+        "from tilewise.ops.gemm.problem import GemmProblem\n"
+        "from tilewise.selection.unfamiliar import note\n"
+        "for m in range(1, 40): note(GemmProblem(m=m, n=1, k=1))"
+    )
+    environment = {**os.environ, "TILEWISE_CACHE_DIR": str(tmp_path)}
+    running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
+    found = read_problems(str(tmp_path / "unfamiliar.jsonl"), "gemm")
+    assert sorted(p.gemm.m for p in found.problems) == list(range(1, 40))
+    assert not found.bad_lines
+
+
+def test_a_ranker_does_not_grow_with_what_it_was_asked_before(
+    small_model: Path, kernels: list[Kernel]
+) -> None:
+    ranker = ModelRanker(small_model, compiled=False)
+    problem = synthetic_problems("gemm", "bf16", 1)[0]
+    first = ranker.rank(problem, kernels, GFX950)
+    op = get_op("gemm")
+    for _ in range(3):  # equal kernels, new objects
+        fresh = [op.kernel_from_name(kernel.name) for kernel in kernels]
+        assert ranker.rank(problem, fresh, GFX950) == first
+    assert len(ranker._selectors[GFX950].kernels) == len(kernels)
 
 
 def test_expectations_worsen_with_distance(chosen: Selector) -> None:

@@ -122,7 +122,7 @@ def dispatcher_of(registry: Registry, model: Path | None) -> Dispatcher:
         return registry.dispatcher
     from tilewise.core.model import load_model
     from tilewise.dispatch import Dispatcher
-    from tilewise.selection.selector import ModelRanker
+    from tilewise.selection.ranker import ModelRanker
 
     found, op, arch = load_model(model), registry.op.name, registry.arch.name
     if (found.op, found.arch) != (op, arch):

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.dispatch.chooser import Chooser
 from tilewise.dispatch.operands import Call, prepare
-from tilewise.dispatch.padding import aligned, copy_us, plan_for
+from tilewise.dispatch.padding import plan_for
 from tilewise.dispatch.registry import Registry
 from tilewise.engines import Build, Plan, get_engine, is_foreign
 from tilewise.errors import (
@@ -24,12 +26,10 @@ from tilewise.errors import (
 )
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.analytic import AnalyticRanker
-from tilewise.selection.choice import Choice, Ranked, Ranker
+from tilewise.selection.choice import Choice, Ranker
 
 log = logging.getLogger("tilewise")
 
-TIE = 0.02
-"""Predictions this close are ties; among them a kernel that is already built is preferred."""
 REMEMBERED_PLANS = 4096
 
 
@@ -66,6 +66,7 @@ class Dispatcher:
         self._remembered: dict[tuple[Problem, bool], tuple[Plan | None, Choice]] = {}
         self._version = registry.version
         self._told: set[str] = set()
+        self._chooser = Chooser(registry, self.rankers)
 
     def select(
         self, problem: Problem, *, deterministic: bool = False, top_k: int | None = None
@@ -74,20 +75,19 @@ class Dispatcher:
         self._check_op(problem)
         if top_k is not None and top_k < 1:
             raise InputError(f"top_k is {top_k}; it must be at least 1")
-        usable, rejected = self._candidates(problem, deterministic)
         if problem.is_empty:
-            kernel = usable[0] if usable else self._vendor(problem)
-            return self._chosen(problem, kernel, "empty", "a size is zero: nothing to compute")
-        if not usable:
+            return self._for_nothing(problem, deterministic)
+        choice = self._chooser.choose(problem, deterministic=deterministic)
+        if choice is None:
             kernel = self._vendor(problem)
-            why = f"none of {len(self.registry)} kernels can serve"
-            return self._chosen(problem, kernel, "vendor", why, rejected=rejected)
-        ranking, path, reason = self._rank(problem, usable)
-        best = self._prefer_built(ranking)
-        if best is not ranking[0]:
-            reason += "; of kernels predicted level, the one already built"
-            ranking = [best, *(ranked for ranked in ranking if ranked is not best)]
-        return self._chosen(problem, best.kernel, path, reason, ranking[:top_k], rejected)
+            return Choice(
+                problem=problem,
+                kernel=kernel,
+                path="vendor",
+                reason=f"none of {len(self.registry)} kernels can serve",
+                rejected=self._chooser.rejected(problem, deterministic=deterministic),
+            )
+        return choice if top_k is None else replace(choice, ranking=choice.ranking[:top_k])
 
     def run(
         self, problem: Problem, *tensors: Any, out: Any = None, deterministic: bool = False
@@ -137,86 +137,14 @@ class Dispatcher:
                 f"{self.registry.op.name} kernels"
             )
 
-    def _candidates(
-        self, problem: Problem, deterministic: bool
-    ) -> tuple[list[Kernel], dict[str, str]]:
-        usable, rejected = [], {}
-        op = self.registry.op
-        for kernel in self.registry.kernels:
-            why = op.why_unusable(kernel, aligned(op, kernel, problem), self.registry.arch)
-            build = self.registry.build_of(kernel)
-            if why is None and build is not None and build.status != "ok":
-                why = f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
-            if why is None and deterministic and not kernel.is_deterministic:
-                why = "its sums depend on the order of execution, and deterministic=True was asked"
-            if why is None:
-                usable.append(kernel)
-            else:
-                rejected[kernel.name] = why
-        return usable, rejected
-
-    def _rank(self, problem: Problem, usable: Sequence[Kernel]) -> tuple[list[Ranked], str, str]:
-        """The ranking, priorities first, by the first ranker that is fit to judge."""
-        notes = []
-        for ranker in self.rankers:
-            why = ranker.why_unfit(problem, self.registry.arch)
-            if why is not None:
-                notes.append(f"{ranker.path}: {why}")
-                continue
-            # Vendor routines have no tiles to judge, so the analytic model leaves them to the end.
-            ranking = [
-                self._with_copies(problem, ranked)
-                for ranked in ranker.rank(problem, usable, self.registry.arch)
-            ]
-            is_last = ranker.path == "analytic"
-            ranking.sort(
-                key=lambda r: (
-                    -self.registry.priority_of(r.kernel),
-                    is_last and r.kernel.engine == "vendor",
-                    r.predicted_us,
-                )
-            )
-            reason = f"fastest of {len(ranking)} by the {ranker.path} ranking"
-            return ranking, ranker.path, "; ".join([reason, *notes])
-        raise AssertionError("the analytic ranker is always fit")
-
-    def _with_copies(self, problem: Problem, ranked: Ranked) -> Ranked:
-        """The prediction with the cost of padding, where the kernel needs aligned sizes."""
-        larger = aligned(self.registry.op, ranked.kernel, problem)
-        extra = copy_us(problem, larger, self.registry.arch)
-        if not extra:
-            return ranked
-        us = ranked.predicted_us + extra
-        return Ranked(ranked.kernel, us, problem.flops / us / 1e6)
-
-    def _prefer_built(self, ranking: Sequence[Ranked]) -> Ranked:
-        best = ranking[0]
-        level = self.registry.priority_of(best.kernel)
-        for ranked in ranking:
-            if ranked.predicted_us > best.predicted_us * (1 + TIE):
-                break
-            same = self.registry.priority_of(ranked.kernel) == level
-            build = self.registry.build_of(ranked.kernel)
-            if same and build is not None and build.status == "ok":
-                return ranked
-        return best
-
-    def _chosen(
-        self,
-        problem: Problem,
-        kernel: Kernel,
-        path: str,
-        reason: str,
-        ranking: Sequence[Ranked] = (),
-        rejected: dict[str, str] | None = None,
-    ) -> Choice:
+    def _for_nothing(self, problem: Problem, deterministic: bool) -> Choice:
+        why_not = self._chooser.why_not
+        usable = (k for k in self.registry.kernels if not why_not(k, problem, deterministic))
         return Choice(
             problem=problem,
-            kernel=kernel,
-            path=path,
-            reason=reason,
-            ranking=tuple(ranking),
-            rejected=rejected or {},
+            kernel=next(usable, None) or self._vendor(problem),
+            path="empty",
+            reason="a size is zero: nothing to compute",
         )
 
     def _vendor(self, problem: Problem) -> Kernel:
@@ -224,20 +152,19 @@ class Dispatcher:
         kernel = VendorKernel(op_name=problem.op, library=library)
         why = self.registry.op.why_unusable(kernel, problem, self.registry.arch)
         if why is not None:
-            _, rejected = self._candidates(problem, deterministic=False)
             raise NoKernelError(
                 f"nothing can serve {problem.op} {problem.to_dict()} on "
                 f"{self.registry.arch.label}; the vendor neither: {why}",
                 asked=str(problem),
-                reasons=rejected,
+                reasons=self._chooser.rejected(problem),
             )
         return kernel
 
     def _first_that_builds(self, choice: Choice) -> tuple[Plan, Choice]:
         """A plan of the best ranked kernel that can be had, else the vendor's."""
-        order = [choice.kernel, *(r.kernel for r in choice.ranking if r.kernel != choice.kernel)]
+        rest = (r.kernel for r in choice.ranking if r.kernel != choice.kernel)
         failed: list[str] = []
-        for kernel in order:
+        for kernel in chain([choice.kernel], rest):
             if is_foreign(kernel.engine):
                 failed.append(f"{kernel.engine} kernels are built by their own library")
                 continue

@@ -140,6 +140,11 @@ class Registry:
         """What became of `kernel` in the last build, or None where it was never built."""
         return self._builds.get(kernel)
 
+    @property
+    def has_builds(self) -> bool:
+        """Whether any kernel was built, or failed to."""
+        return bool(self._builds)
+
     def priority_of(self, kernel: Kernel) -> Priority:
         return self._kernels[kernel]
 

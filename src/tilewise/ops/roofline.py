@@ -29,18 +29,31 @@ def estimate_us(kernel: Kernel, problem: Problem, arch: Arch) -> float:
 
 def estimates_us(kernels: Sequence[Kernel], problem: Problem, arch: Arch) -> Array:
     """The same for several kernels at once."""
-    if problem.is_empty or not kernels:
-        return np.full(len(kernels), arch.launch_us)
-    features = _analytic(problem.op)
-    figures = columns(features.fields_of(ARCH), [arch_values(arch)])
-    rows = Rows(
-        columns(features.fields_of(PROBLEM), [problem_values(problem)]),
-        columns(features.fields_of(KERNEL), [kernel_values(k) for k in kernels]),
-        {name: float(value[0]) for name, value in figures.items()},
-        np.zeros(len(kernels), np.int64),
-        np.arange(len(kernels)),
-    )
-    return features.evaluate(rows, ["analytic_us"])["analytic_us"]
+    return Estimates(problem.op, kernels)(problem, arch)
+
+
+class Estimates:
+    """Estimates for kernels that are asked about again and again."""
+
+    def __init__(self, op: str, kernels: Sequence[Kernel]) -> None:
+        self._features = _analytic(op)
+        fields = self._features.fields_of(KERNEL)
+        self._kernels = columns(fields, [kernel_values(k) for k in kernels])
+        self._count = len(kernels)
+
+    def __call__(self, problem: Problem, arch: Arch) -> Array:
+        """Microseconds, in the order of the kernels."""
+        if problem.is_empty or not self._count:
+            return np.full(self._count, arch.launch_us)
+        figures = columns(self._features.fields_of(ARCH), [arch_values(arch)])
+        rows = Rows(
+            columns(self._features.fields_of(PROBLEM), [problem_values(problem)]),
+            self._kernels,
+            {name: float(value[0]) for name, value in figures.items()},
+            np.zeros(self._count, np.int64),
+            np.arange(self._count),
+        )
+        return self._features.evaluate(rows, ["analytic_us"])["analytic_us"]
 
 
 @lru_cache

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import inf
+from typing import Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core.arch import Arch
+from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 
@@ -20,6 +26,79 @@ class Ranked:
     predicted_tflops: float
 
 
+class Ranking(Sequence[Ranked]):
+    """Kernels that can serve a problem, fastest first; worked out as far as it is looked at.
+
+    `walk` gives kernels in order, and for those that cannot serve a name and the reason.
+    """
+
+    def __init__(self, walk: Iterator[Ranked | tuple[str, str]]) -> None:
+        self._walk = walk
+        self._lock = threading.Lock()
+        self._found: list[Ranked] = []
+        self._rejected: dict[str, str] = {}
+
+    def _reach(self, count: float) -> list[Ranked]:
+        """What was found, `count` or more of them unless there are fewer."""
+        if len(self._found) < count:
+            with self._lock:
+                while len(self._found) < count and (item := next(self._walk, None)) is not None:
+                    if isinstance(item, Ranked):
+                        self._found.append(item)
+                    else:
+                        self._rejected[item[0]] = item[1]
+        return self._found
+
+    def promote(self, place: int) -> None:
+        """Puts a kernel first; before the ranking is shared."""
+        self._found.insert(0, self._found.pop(place))
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """Kernel name -> why it cannot serve."""
+        return _Rejected(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._reach(1))
+
+    def __len__(self) -> int:
+        return len(self._reach(inf))
+
+    def __iter__(self) -> Iterator[Ranked]:
+        place = 0
+        while len(found := self._reach(place + 1)) > place:
+            yield found[place]
+            place += 1
+
+    @overload
+    def __getitem__(self, at: int) -> Ranked: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Ranked]: ...
+    def __getitem__(self, at: int | slice) -> Ranked | Sequence[Ranked]:
+        last = at if isinstance(at, int) else at.stop
+        return self._reach(inf if last is None or last < 0 else last + 1)[at]
+
+
+class _Rejected(Mapping[str, str]):
+    """The reasons of a ranking, which is worked out to its end where they are asked for."""
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+
+    def _all(self) -> dict[str, str]:
+        self._ranking._reach(inf)
+        return self._ranking._rejected
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The outcome of one selection."""
@@ -29,7 +108,8 @@ class Choice:
     path: str
     """Who chose: `model`, `analytic`, `vendor` (the last resort) or `empty` (no work)."""
     reason: str
-    ranking: tuple[Ranked, ...] = ()
+    ranking: Sequence[Ranked] = ()
+    """Those that can serve, the chosen one first; worked out as far as it is looked at."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Kernel name -> why it cannot serve."""
 
@@ -44,13 +124,28 @@ class Choice:
         return next((r.predicted_us for r in self.ranking if r.kernel == self.kernel), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a scorer says about one problem."""
+
+    order: NDArray[np.int32]
+    """Places in the pool, fastest first."""
+    score: Array
+    level: float
+    """Times are 2 ** (level - score) microseconds."""
+    distance: float
+    """Octaves to the nearest measured problem."""
+    nearest: int
+    """Which of the measured problems that is."""
+
+
 class Ranker(Protocol):
-    """Anything that can order kernels for a problem."""
+    """Anything that can tell how long kernels take."""
 
     path: str
 
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         """Why this ranker should not be asked about a problem, or None."""
 
-    def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
-        """All kernels, fastest first."""
+    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
+        """Microseconds, in the order given; quick where the same tuple is given again."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from tilewise.core.arch import Arch
 from tilewise.core.model import Model, load_model
 from tilewise.errors import ModelError
-from tilewise.selection.selector import ModelRanker
+from tilewise.selection.ranker import ModelRanker
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")

@@ -15,7 +15,8 @@ from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.rows import pool_rows
 from tilewise.selection.choice import Ranked
-from tilewise.selection.selector import ModelRanker, why_foreign
+from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.selector import why_foreign
 
 
 class Predictor:

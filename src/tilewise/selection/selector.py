@@ -1,14 +1,11 @@
-"""Selection by a trained model: a ranker for the dispatcher, and a fast selector of one pool."""
+"""A fast selector of one pool by a trained model, and how far it can be trusted."""
 
 from __future__ import annotations
 
-import json
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,20 +14,16 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
-from tilewise.errors import InputError, ModelError, NoKernelError
+from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
-from tilewise.selection.choice import Ranked
-from tilewise.selection.scorer import CompiledScorer, Scorer, Scores, make_scorer
-from tilewise.settings import settings
-
-log = logging.getLogger("tilewise")
+from tilewise.selection.choice import Ranked, Scores
+from tilewise.selection.compiled import CompiledScorer
+from tilewise.selection.scorer import Scorer, make_scorer
 
 REMEMBERED = 65536
 _FEW = 256
 """Below this many kernels a plain loop puts them in order faster than NumPy."""
-UNFAMILIAR_FILE = "unfamiliar.jsonl"
-_MAX_UNFAMILIAR_BYTES = 4 * 2**20
 
 
 def why_foreign(model: Model, problem: Problem, arch: Arch) -> str | None:
@@ -102,17 +95,17 @@ class Selector:
         self.scorer: Scorer = make_scorer(self.model, self.kernels, self.arch, compiled=compiled)
         self._pool = np.empty(len(self.kernels), object)
         self._pool[:] = self.kernels
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._chosen: dict[Problem, Kernel] = {}
 
     def scores(self, problem: Problem) -> Scores:
         """Everything the scorer says."""
-        with self._lock:
+        with self.lock:
             return self.scorer(problem)
 
     def ranking(self, problem: Problem) -> list[Kernel]:
         """The pool, fastest first, whether or not each kernel can serve the problem."""
-        with self._lock:
+        with self.lock:
             scorer = self.scorer
             if isinstance(scorer, CompiledScorer):
                 scorer.rank(problem)
@@ -168,103 +161,3 @@ class Selector:
     def expect(self, problem: Problem) -> Expectation:
         """How much a selection for this problem can be trusted."""
         return expectation(self.model, self.coordinates(problem))
-
-
-class ModelRanker:
-    """A model as the dispatcher's ranker, for whatever kernels it is handed."""
-
-    path = "model"
-
-    def __init__(self, model: Model | Path | str, *, compiled: bool | None = None) -> None:
-        self.model = model if isinstance(model, Model) else load_model(model)
-        self._compiled = compiled
-        self._lock = threading.RLock()
-        self._selectors: dict[Arch, Selector] = {}
-        self._places: dict[Arch, dict[int, int]] = {}
-        self._told: set[Problem] = set()
-
-    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
-        """Another op, dtype or architecture, or a problem far from everything measured."""
-        why = why_foreign(self.model, problem, arch)
-        if why is not None:
-            return why
-        with self._lock:
-            selector = self._selectors.get(arch)
-            if selector is None:
-                selector = self._selector(arch, ())
-            with selector._lock:
-                _, distance, _ = selector.scorer.measure(problem)
-        if distance <= self.model.measured.reach:
-            return None
-        self._note(problem, distance)
-        return (
-            f"the nearest measured problem is {distance:.1f} octaves away, "
-            f"{self.model.measured.reach:.1f} are allowed"
-        )
-
-    def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
-        """All kernels, fastest first."""
-        with self._lock:
-            places = self._places.get(arch, {})
-            try:
-                wanted = [places[id(kernel)] for kernel in kernels]
-            except KeyError:
-                self._selector(arch, kernels)
-                places = self._places[arch]
-                wanted = [places[id(kernel)] for kernel in kernels]
-            found = self._selectors[arch].scores(problem)
-        score = found.score[wanted]
-        order = np.argsort(-score, kind="stable")
-        times = np.exp2(found.level - score[order]).tolist()
-        flops = problem.flops
-        return [
-            Ranked(kernels[i], us, flops / us * 1e-6)
-            for i, us in zip(order.tolist(), times, strict=True)
-        ]
-
-    def _selector(self, arch: Arch, kernels: Sequence[Kernel]) -> Selector:
-        """The selector of an architecture, its pool grown by kernels it does not hold yet."""
-        old = self._selectors.get(arch)
-        pool: list[Kernel] = list(old.kernels) if old else []
-        known = {id(k) for k in pool}
-        pool += [k for k in kernels if id(k) not in known]
-        if not pool:
-            pool = [_named(self.model)]
-        selector = Selector(self.model, pool, arch, compiled=self._compiled)
-        self._selectors[arch] = selector
-        # Kernels are told apart by identity, which is cheap; the pool keeps them alive.
-        self._places[arch] = {id(k): i for i, k in enumerate(pool)}
-        return selector
-
-    def _note(self, problem: Problem, distance: float) -> None:
-        """Writes an unfamiliar problem down, once, so that the next sweep can cover it."""
-        with self._lock:
-            if problem in self._told or len(self._told) > 10_000:
-                return
-            self._told.add(problem)
-        log.info("%s is unfamiliar to %s (%.1f octaves)", problem, self.model.name, distance)
-        path = settings().cache_dir / UNFAMILIAR_FILE
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > _MAX_UNFAMILIAR_BYTES:
-                return
-            with path.open("a") as file:
-                file.write(json.dumps(problem.to_dict(), sort_keys=True) + "\n")
-        except OSError as error:
-            log.debug("unfamiliar problems cannot be written down: %s", error)
-
-
-def _named(model: Model) -> Kernel:
-    """Any kernel that the model was trained on."""
-    for name in model.manifest.get("kernels", ()):
-        return get_op(model.op).kernel_from_name(name)
-    raise ModelError(f"{model.name} names no kernels; it cannot be used without a pool")
-
-
-def unfamiliar_problems() -> list[dict[str, Any]]:
-    """The problems that models were asked about and did not know."""
-    try:
-        lines = (settings().cache_dir / UNFAMILIAR_FILE).read_text().splitlines()
-    except OSError:
-        return []
-    return [json.loads(line) for line in dict.fromkeys(lines)]

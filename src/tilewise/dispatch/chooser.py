@@ -1,0 +1,187 @@
+"""Chooses: predicts the whole pool at once, then asks down the ranking who can serve.
+
+Legality is asked of the fastest first and of the others only when somebody looks at them, so a
+choice costs a prediction and a few answers, however large the pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.dispatch.padding import aligned, copy_us
+from tilewise.dispatch.registry import Registry
+from tilewise.selection.choice import Choice, Ranked, Ranker, Ranking
+
+TIE = 0.02
+"""Predictions this close are ties; among them a kernel that is already built is preferred."""
+REMEMBERED = 1024
+
+Key = tuple[int, bool, float, int]
+"""Priority turned round, whether it is left to the end, time, place in the pool."""
+
+
+def served_by(dtype: str) -> tuple[str, ...]:
+    """Dtypes of kernels that may serve problems of a dtype."""
+    return ("tf32", "fp32") if dtype == "tf32" else (dtype,)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The kernels that are made for a dtype or for any, and what orders them before time does."""
+
+    kernels: tuple[Kernel, ...]
+    priority: NDArray[np.int64]
+    """Turned round: the lowest come first."""
+    is_vendor: NDArray[np.bool_]
+
+
+class Chooser:
+    """Makes and remembers the choices of one registry."""
+
+    def __init__(self, registry: Registry, rankers: Sequence[Ranker]) -> None:
+        self.registry = registry
+        self.rankers = rankers
+        self._lock = threading.Lock()
+        self._version = -1
+        self._pools: dict[str, Pool] = {}
+        self._choices: dict[tuple[Problem, bool], Choice | None] = {}
+
+    def choose(self, problem: Problem, *, deterministic: bool = False) -> Choice | None:
+        """The choice for a problem that is not empty; None where no kernel can serve."""
+        if self._version != self.registry.version:
+            self._forget()
+        key = (problem, deterministic)
+        if key in self._choices:
+            return self._choices[key]
+        choice = self._choose(problem, deterministic)
+        with self._lock:
+            if len(self._choices) >= REMEMBERED:
+                self._choices.clear()
+            self._choices[key] = choice
+        return choice
+
+    def rejected(self, problem: Problem, *, deterministic: bool = False) -> dict[str, str]:
+        """Kernel name -> why it cannot serve, of the whole registry."""
+        reasons = {k.name: self.why_not(k, problem, deterministic) for k in self.registry.kernels}
+        return {name: why for name, why in reasons.items() if why is not None}
+
+    def why_not(self, kernel: Kernel, problem: Problem, deterministic: bool) -> str | None:
+        """Why a kernel cannot serve, padded where it needs that, or None."""
+        op = self.registry.op
+        why = op.why_unusable(kernel, aligned(op, kernel, problem), self.registry.arch)
+        if why is not None:
+            return why
+        build = self.registry.build_of(kernel)
+        if build is not None and build.status != "ok":
+            return f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
+        if deterministic and not kernel.is_deterministic:
+            return "its sums depend on the order of execution, and deterministic=True was asked"
+        return None
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._version = self.registry.version
+            self._pools.clear()
+            self._choices.clear()
+
+    def _pool(self, dtype: str) -> Pool:
+        pool = self._pools.get(dtype)
+        if pool is None:
+            every = self.registry.kernels
+            kernels = tuple(k for k in every if getattr(k, "dtype", dtype) in served_by(dtype))
+            pool = Pool(
+                kernels,
+                np.array([-int(self.registry.priority_of(k)) for k in kernels], np.int64),
+                np.array([k.engine == "vendor" for k in kernels], bool),
+            )
+            self._pools[dtype] = pool
+        return pool
+
+    def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:
+        notes = []
+        for ranker in self.rankers:
+            why = ranker.why_unfit(problem, self.registry.arch)
+            if why is None:
+                break
+            notes.append(f"{ranker.path}: {why}")
+        ranking = Ranking(self._walk(problem, ranker, deterministic))
+        if not ranking:
+            return None
+        reason = f"fastest of {len(self._pool(problem.dtype).kernels)} by the {ranker.path} ranking"
+        place = self._built_among_ties(ranking)
+        if place:
+            ranking.promote(place)
+            notes.append("of kernels predicted level, the one already built")
+        return Choice(
+            problem=problem,
+            kernel=ranking[0].kernel,
+            path=ranker.path,
+            reason="; ".join([reason, *notes]),
+            ranking=ranking,
+            rejected=ranking.rejected,
+        )
+
+    def _walk(
+        self, problem: Problem, ranker: Ranker, deterministic: bool
+    ) -> Iterator[Ranked | tuple[str, str]]:
+        """Every kernel in order: ranked, or with the reason that it cannot serve."""
+        pool = self._pool(problem.dtype)
+        flops = problem.flops
+        for place, us in self._ordered(problem, pool, ranker):
+            kernel = pool.kernels[place]
+            why = self.why_not(kernel, problem, deterministic)
+            yield (kernel.name, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
+        known = set(pool.kernels)
+        for kernel in self.registry.kernels:
+            if kernel not in known:
+                why = self.why_not(kernel, problem, deterministic)
+                yield (kernel.name, why) if why is not None else Ranked(kernel, inf, 0.0)
+
+    def _ordered(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
+        """Places and times, priorities first; copies for padding are charged on the way.
+
+        Vendor routines have no tiles to judge, so the analytic model leaves them to the end.
+        """
+        times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
+        is_last = pool.is_vendor & (ranker.path == "analytic")
+        order = np.lexsort((times, is_last, pool.priority))
+        charged: list[Key] = []
+        for place in order.tolist():
+            us = float(times[place])
+            key: Key = (int(pool.priority[place]), bool(is_last[place]), us, place)
+            while charged and charged[0] < key:
+                _, _, paid_us, at = heapq.heappop(charged)
+                yield at, paid_us
+            larger = aligned(self.registry.op, pool.kernels[place], problem)
+            extra = copy_us(problem, larger, self.registry.arch)
+            if extra:
+                heapq.heappush(charged, (key[0], key[1], us + extra, place))
+            else:
+                yield place, us
+        while charged:
+            _, _, paid_us, at = heapq.heappop(charged)
+            yield at, paid_us
+
+    def _built_among_ties(self, ranking: Ranking) -> int:
+        """The place of the first kernel level with the best that is built; 0 without any."""
+        if not self.registry.has_builds:
+            return 0
+        best = ranking[0]
+        level = self.registry.priority_of(best.kernel)
+        for place, ranked in enumerate(ranking):
+            if ranked.predicted_us > best.predicted_us * (1 + TIE):
+                break
+            build = self.registry.build_of(ranked.kernel)
+            same = self.registry.priority_of(ranked.kernel) == level
+            if same and build is not None and build.status == "ok":
+                return place
+        return 0

@@ -1,0 +1,320 @@
+"""The compiled scorer: arrays that C reads, laid out once per pool, and one call per problem."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.arch import Arch
+from tilewise.core.compile_expr import Array, encode
+from tilewise.core.features import KERNEL, MIXED, Rows
+from tilewise.core.forest import Forest
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model
+from tilewise.core.problem import Problem
+from tilewise.ops.rows import arch_columns, kernel_columns
+from tilewise.selection.choice import Scores
+from tilewise.selection.codegen import BLOCK, Layout
+
+
+class _Forest(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_int64) for n in ("trees", "features")),
+        *((n, ctypes.c_void_p) for n in ("byte_start", "step_start", "leaf_start")),
+        *((n, ctypes.c_void_p) for n in ("steps", "leaves")),
+        *((n, ctypes.c_double) for n in ("scale", "offset")),
+        *((n, ctypes.c_void_p) for n in ("origin", "source", "thresholds", "counts")),
+        ("kernel_bins", ctypes.c_void_p),
+    ]
+
+
+class _Context(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_int64) for n in ("kernels", "blocks", "has_base")),
+        *((n, ctypes.c_void_p) for n in ("arch", "kernel_values", "handicap")),
+        ("stride", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in ("rank", "valid")),
+        ("level_trees", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in ("level_start", "level_value", "level_left")),
+        *((n, ctypes.c_void_p) for n in ("level_right", "level_bound", "level_leaf")),
+        ("level_leaf_start", ctypes.c_void_p),
+        ("level_offset", ctypes.c_double),
+        *((n, ctypes.c_int64) for n in ("points", "axes")),
+        *((n, ctypes.c_void_p) for n in ("point", "axis_value", "far")),
+        *((n, ctypes.c_void_p) for n in ("order", "score", "info", "keys")),
+    ]
+
+
+_STEP = np.dtype([("row", "u4"), ("bound", "u4"), ("keep", "u4")])
+_FOUR_TIMES = 0x01010101
+
+
+class CompiledScorer:
+    """One C call per problem. Not for several threads at once: results live in its buffers."""
+
+    def __init__(
+        self, model: Model, kernels: Sequence[Kernel], arch: Arch, library: ctypes.PyDLL
+    ) -> None:
+        self.model, self.kernels, self.arch = model, tuple(kernels), arch
+        self.layout = Layout(model)
+        self._library = library
+        self._held: list[Any] = []
+        """Arrays whose addresses C holds."""
+        self.count = len(self.kernels)
+        self.blocks = -(-self.count // BLOCK)
+        self._fields = _packer(self.layout, model)
+        self._problem = np.zeros(len(self.layout.problem_fields))
+        self.order = np.zeros(self.blocks * BLOCK, np.int32)
+        self.score = np.zeros(self.blocks * BLOCK)
+        self.info = np.zeros(4)
+        self._context = self._make_context()
+        self._rank, self._measure = library.tw_rank, library.tw_measure
+        address = ctypes.c_void_p
+        for call in (self._rank, self._measure):
+            call.argtypes, call.restype = (address, address), None
+        self._at = ctypes.addressof(self._context)
+        self._problem_at = self._problem.ctypes.data
+
+    def rank(self, problem: Problem) -> None:
+        """Fills `order`, `score` and `info`: nothing is allocated."""
+        self._fields(problem, self._problem)
+        self._rank(self._at, self._problem_at)
+
+    def measure(self, problem: Problem) -> tuple[float, float, int]:
+        """Level, distance to the nearest measured problem, and which that is."""
+        self._fields(problem, self._problem)
+        self._measure(self._at, self._problem_at)
+        level, squared, which = self.info[:3].tolist()
+        return level, float(np.sqrt(squared)), int(which)
+
+    def __call__(self, problem: Problem) -> Scores:
+        self.rank(problem)
+        level, squared, which = self.info[:3].tolist()
+        return Scores(
+            self.order[: self.count].copy(),
+            self.score[: self.count].copy(),
+            level,
+            squared**0.5,
+            int(which),
+        )
+
+    def features(self, problem: Problem) -> dict[str, Array]:
+        """Every mixed value and every value of the problem, as C computes them."""
+        self._fields(problem, self._problem)
+        names = self.layout.problem_values
+        values = np.zeros(len(names) + 1)
+        mixed = np.zeros((self.blocks, len(self.layout.mixed_outputs), BLOCK))
+        call = self._library.tw_features
+        call.argtypes, call.restype = (ctypes.c_void_p,) * 4, None
+        call(self._at, self._problem_at, values.ctypes.data, mixed.ctypes.data)
+        found: dict[str, Array] = {n: values[i : i + 1] for i, n in enumerate(names)}
+        for i, name in enumerate(self.layout.mixed_outputs):
+            found[name] = mixed[:, i, :].reshape(-1)[: self.count]
+        return found
+
+    def _hold(self, array: NDArray[Any]) -> int:
+        kept = np.ascontiguousarray(array)
+        self._held.append(kept)
+        return int(kept.ctypes.data)
+
+    def _make_context(self) -> _Context:
+        model, layout = self.model, self.layout
+        padded = [*range(self.count), *[0] * (self.blocks * BLOCK - self.count)]
+        kernels = {n: v[padded] for n, v in kernel_columns(model, self.kernels).items()}
+        arch = arch_columns(model, self.arch)
+        every = np.arange(len(padded))
+        rows = Rows({}, kernels, arch, every, every)
+        values = model.features.evaluate(rows, layout.kernel_values)
+        table = np.array([values[n] for n in layout.kernel_values]).reshape(-1, len(padded))
+        context = _Context(
+            kernels=self.count,
+            blocks=self.blocks,
+            has_base=int(model.has_base),
+            arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
+            kernel_values=self._hold(table),
+            handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
+            stride=len(padded),
+            rank=self._forest(model.forests["rank"], rows),
+            valid=self._forest(model.forests["valid"], rows) if "valid" in model.forests else None,
+            points=len(model.measured.points),
+            axes=len(model.measured.axes),
+            point=self._hold(model.measured.points.T),
+            axis_value=self._hold(self._places(model.measured.axes)),
+            far=self._hold(np.zeros(len(model.measured.points))),
+            order=self._hold(self.order),
+            score=self._hold(self.score),
+            info=self._hold(self.info),
+            keys=self._hold(np.zeros(4 * len(padded), np.uint64)),
+        )
+        self._set_level(context, model.forests["level"])
+        return context
+
+    def _places(self, names: Sequence[str]) -> NDArray[np.int32]:
+        place = {n: i for i, n in enumerate(self.layout.problem_values)}
+        return np.array([place[n] for n in names], np.int32)
+
+    def _forest(self, forest: Forest, rows: Rows) -> int:
+        features, layout = self.model.features, self.layout
+        scopes = [features.scopes[n] for n in forest.features]
+        origin = np.array([{KERNEL: 1, MIXED: 2}.get(s, 0) for s in scopes], np.int32)
+        problem = {n: i for i, n in enumerate(layout.problem_values)}
+        mixed = {n: i for i, n in enumerate(layout.mixed_outputs)}
+        source = [
+            mixed[n] if s == MIXED else 0 if s == KERNEL else problem[n]
+            for n, s in zip(forest.features, scopes, strict=True)
+        ]
+        bounds = [self._hold(t) for t in forest.thresholds]
+        size = len(rows)
+        bins = np.zeros((self.blocks, len(forest.features), BLOCK), np.uint8)
+        own = [n for n, s in zip(forest.features, scopes, strict=True) if s == KERNEL]
+        values = features.evaluate(rows, own)
+        for i, name in enumerate(forest.features):
+            if name in values:
+                found = np.searchsorted(forest.thresholds[i], values[name], side="left")
+                bins[:, i, :] = found.astype(np.uint8).reshape(size // BLOCK, BLOCK)
+        steps = _steps(forest)
+        made = _Forest(
+            trees=forest.num_trees,
+            features=len(forest.features),
+            byte_start=self._hold(steps.byte_start),
+            step_start=self._hold(steps.step_start),
+            leaf_start=self._hold(steps.leaf_start),
+            steps=self._hold(steps.steps),
+            # Sixteen can always be loaded.
+            leaves=self._hold(np.concatenate([steps.leaves, np.zeros(16, np.int32)])),
+            scale=forest.scale,
+            offset=forest.offset,
+            origin=self._hold(origin),
+            source=self._hold(np.array(source, np.int32)),
+            thresholds=self._hold(np.array(bounds, np.uint64)),
+            counts=self._hold(np.array([len(t) for t in forest.thresholds], np.int32)),
+            kernel_bins=self._hold(bins),
+        )
+        self._held.append(made)
+        return ctypes.addressof(made)
+
+    def _set_level(self, context: _Context, forest: Forest) -> None:
+        places = self._places(forest.features)
+        bounds = [
+            forest.thresholds[f][b]
+            for f, b in zip(forest.node_feature, forest.node_bin, strict=True)
+        ]
+        context.level_trees = forest.num_trees
+        context.level_start = self._hold(forest.node_start)
+        context.level_value = self._hold(
+            places[forest.node_feature] if len(places) else np.zeros(0, np.int32)
+        )
+        context.level_left = self._hold(forest.left)
+        context.level_right = self._hold(forest.right)
+        context.level_bound = self._hold(np.array(bounds, np.float64))
+        context.level_leaf = self._hold(forest.leaf * forest.scale)
+        context.level_leaf_start = self._hold(forest.leaf_start)
+        context.level_offset = forest.offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A forest as include/forest.hpp wants it."""
+
+    byte_start: NDArray[np.int32]
+    step_start: NDArray[np.int32]
+    steps: NDArray[Any]
+    leaf_start: NDArray[np.int32]
+    leaves: NDArray[np.int32]
+
+
+Step = tuple[int, int, int]
+
+
+def _steps(forest: Forest) -> _Steps:
+    trees = [_tree_steps(forest, tree) for tree in range(forest.num_trees)]
+    # Trees alike stand together: a processor foresees how often the loops over steps go round.
+    trees.sort(key=lambda tree: (len(tree[0]), *map(len, tree[0])))
+    every = [steps for tree in trees for steps in tree[0]]
+    return _Steps(
+        _starts(len(tree[0]) for tree in trees),
+        _starts(map(len, every)),
+        np.array([step for steps in every for step in steps], _STEP),
+        _starts(len(tree[1]) for tree in trees),
+        np.array([leaf for tree in trees for leaf in tree[1]], np.int32),
+    )
+
+
+def _starts(sizes: Iterable[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *sizes], dtype=np.int32)
+
+
+def _tree_steps(forest: Forest, tree: int) -> tuple[list[list[Step]], list[int]]:
+    """The steps of each byte, and the leaves from left to right."""
+    nodes = slice(forest.node_start[tree], forest.node_start[tree + 1])
+    ranges, place = _left_ranges(forest.left[nodes].tolist(), forest.right[nodes].tolist())
+    features, bounds = forest.node_feature[nodes].tolist(), forest.node_bin[nodes].tolist()
+    leaves = [0] * len(place)
+    for at, leaf in zip(
+        place, forest.leaf[forest.leaf_start[tree] :][: len(place)].tolist(), strict=True
+    ):
+        leaves[at] = leaf
+    found: list[list[Step]] = []
+    for byte in range(-(-len(place) // 8)):
+        steps = []
+        for feature, bound, (start, stop) in zip(features, bounds, ranges, strict=True):
+            low, high = max(start - 8 * byte, 0), min(stop - 8 * byte, 8)
+            if low < high:
+                keep = 0xFF & ~((1 << high) - (1 << low))
+                steps.append((feature * BLOCK, bound * _FOUR_TIMES, keep * _FOUR_TIMES))
+        found.append(steps)
+    return found, leaves
+
+
+def _left_ranges(left: list[int], right: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """The leaves under each node's left side, and each leaf's place, counted from left to right."""
+    count = [0] * len(left)
+    for node in reversed(range(len(left))):  # children come after their parents
+        count[node] = sum(count[c] if c >= 0 else 1 for c in (left[node], right[node]))
+    start, place = [0] * len(left), [0] * (len(left) + 1)
+    ranges = []
+    for node, children in enumerate(zip(left, right, strict=True)):
+        at = start[node]
+        ranges.append((at, at + (count[left[node]] if left[node] >= 0 else 1)))
+        for child in children:
+            if child >= 0:
+                start[child] = at
+                at += count[child]
+            else:
+                place[~child] = at
+                at += 1
+    return ranges, place
+
+
+def _packer(layout: Layout, model: Model) -> Callable[[Problem, Any], None]:
+    """Writes a problem's fields, numbers first, into a buffer; text becomes codes."""
+    words = model.features.words
+    names = [n.removeprefix("p_") for n in layout.problem_fields]
+    text = [n for n in layout.problem_fields if n in words]
+    codes = [{w: encode(w, words[n]) for w in words[n]}.get for n in text]
+    split = len(names) - len(text)
+    write = Struct(f"{len(names)}d").pack_into
+    # A getter of a single name gives a bare value, so one name is asked for twice.
+    numbers = attrgetter(*names[:split], *names[:1]) if split else None
+    texts = attrgetter(*names[split:], *names[-1:]) if text else None
+
+    def pack(problem: Problem, out: Any) -> None:
+        values = numbers(problem)[:split] if numbers else ()
+        if texts:
+            write(
+                out,
+                0,
+                *values,
+                *[code(w, 0.0) for code, w in zip(codes, texts(problem))],  # noqa: B905
+            )
+        else:
+            write(out, 0, *values)
+
+    return pack

@@ -1,0 +1,85 @@
+// From a problem to scores and an order. The features before it are generated: `tw_problem` fills
+// values that the problem fixes, `tw_mixed` those that a block of kernels adds.
+#pragma once
+#include "bins.hpp"
+#include "forest.hpp"
+#include "order.hpp"
+#include "trees.hpp"
+
+#define TW_API extern "C" __attribute__((visibility("default")))
+
+static double level_of(const tw_context *c, const double *values) {
+  double total = 0.0;
+  for (int64_t tree = 0; tree < c->level_trees; ++tree) {
+    const int start = c->level_start[tree];
+    int at = 0;
+    do {
+      const int node = start + at;
+      at = values[c->level_value[node]] <= c->level_bound[node] ? c->level_left[node]
+                                                                : c->level_right[node];
+    } while (at >= 0);
+    total += c->level_leaf[c->level_leaf_start[tree] + ~at];
+  }
+  return total + c->level_offset;
+}
+
+// The squared distance to the nearest measured problem, and which that is.
+static void nearest(const tw_context *c, const double *values, double *info) {
+  double *TW_RESTRICT far = c->far;
+  for (int64_t p = 0; p < c->points; ++p) far[p] = 0.0;
+  for (int64_t j = 0; j < c->axes; ++j) {
+    const double *TW_RESTRICT point = c->point + j * c->points;
+    const double here = values[c->axis_value[j]];
+    for (int64_t p = 0; p < c->points; ++p) far[p] += (point[p] - here) * (point[p] - here);
+  }
+  // Doubles that are not negative stand in the order of their bits, whose least vectorises.
+  const int64_t *bits = (const int64_t *)far;
+  int64_t least = INT64_MAX, which = 0;
+  for (int64_t p = 0; p < c->points; ++p) least = bits[p] < least ? bits[p] : least;
+  while (which < c->points - 1 && bits[which] != least) ++which;
+  info[1] = c->points ? far[which] : 1e300;
+  info[2] = (double)which;
+}
+
+TW_API void tw_measure(tw_context *c, const double *problem) {
+  double values[TW_VALUES + 1];
+  tw_problem(problem, c->arch, values);
+  c->info[0] = level_of(c, values);
+  nearest(c, values, c->info);
+}
+
+TW_API void tw_features(tw_context *c, const double *problem, double *values, double *mixed) {
+  tw_problem(problem, c->arch, values);
+  for (int64_t b = 0; b < c->blocks; ++b)
+    tw_mixed(values, c->kernel_values + b * TW_BLOCK, c->stride,
+             mixed + b * TW_MIXED * TW_BLOCK);
+}
+
+TW_API void tw_rank(tw_context *c, const double *problem) {
+  double values[TW_VALUES + 1];
+  alignas(64) double mixed[(TW_MIXED + 1) * TW_BLOCK];
+  alignas(64) uint8_t rank_rows[TW_ROWS * TW_BLOCK], valid_rows[TW_ROWS * TW_BLOCK];
+  tw_problem(problem, c->arch, values);
+  c->info[0] = level_of(c, values);
+  nearest(c, values, c->info);
+  fill_problem_rows(c->rank, values, rank_rows);
+  if (c->valid) fill_problem_rows(c->valid, values, valid_rows);
+  for (int64_t block = 0; block < c->blocks; ++block) {
+    alignas(64) int32_t total[TW_BLOCK] = {0}, will_run[TW_BLOCK] = {0};
+    double *score = c->score + block * TW_BLOCK;
+    tw_mixed(values, c->kernel_values + block * TW_BLOCK, c->stride, mixed);
+    fill_rows(c->rank, block, mixed, rank_rows);
+    sum_trees(c->rank, rank_rows, total);
+    if (c->valid) {
+      fill_rows(c->valid, block, mixed, valid_rows);
+      sum_trees(c->valid, valid_rows, will_run);
+    }
+    for (int i = 0; i < TW_BLOCK; ++i) {
+      score[i] = total[i] * c->rank->scale + c->rank->offset;
+      if (c->has_base) score[i] -= tw_log2(mixed[(TW_MIXED - 1) * TW_BLOCK + i]);
+      if (c->valid && will_run[i] * c->valid->scale + c->valid->offset < 0.0) score[i] -= 1000.0;
+      score[i] -= c->handicap[block * TW_BLOCK + i];
+    }
+  }
+  sort_pool(c);
+}

@@ -1,0 +1,119 @@
+"""A model as a dispatcher's ranker, for whatever kernels it is handed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.arch import Arch
+from tilewise.core.compile_expr import Array
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model, load_model
+from tilewise.core.problem import Problem
+from tilewise.errors import ModelError
+from tilewise.ops.contract import get_op
+from tilewise.selection.choice import Ranked
+from tilewise.selection.selector import Selector, why_foreign
+from tilewise.selection.unfamiliar import note
+
+log = logging.getLogger("tilewise")
+
+MOST_KERNELS = 1 << 16
+"""A pool that has grown beyond this is started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Kernels as they were handed over, and where a selector has them."""
+
+    kernels: tuple[Kernel, ...]
+    arch: Arch
+    selector: Selector
+    places: NDArray[np.int64]
+
+
+class ModelRanker:
+    """Predicts by a model. Kernels are told apart by value, a tuple given again by identity."""
+
+    path = "model"
+
+    def __init__(self, model: Model | Path | str, *, compiled: bool | None = None) -> None:
+        self.model = model if isinstance(model, Model) else load_model(model)
+        self._compiled = compiled
+        self._lock = threading.RLock()
+        self._selectors: dict[Arch, Selector] = {}
+        self._places: dict[Arch, dict[Kernel, int]] = {}
+        self._pools: dict[int, _Pool] = {}
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        """Another op, dtype or architecture, or a problem far from everything measured."""
+        why = why_foreign(self.model, problem, arch)
+        if why is not None:
+            return why
+        with self._lock:
+            selector = self._selectors.get(arch) or self._grown(arch, ())
+            with selector.lock:
+                _, distance, _ = selector.scorer.measure(problem)
+        if distance <= self.model.measured.reach:
+            return None
+        log.info("%s is unfamiliar to %s (%.1f octaves)", problem, self.model.name, distance)
+        note(problem)
+        return (
+            f"the nearest measured problem is {distance:.1f} octaves away, "
+            f"{self.model.measured.reach:.1f} are allowed"
+        )
+
+    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
+        """Microseconds, in the order given."""
+        with self._lock:
+            pool = self._pool(kernels, arch)
+            found = pool.selector.scores(problem)
+        return np.exp2(found.level - found.score[pool.places])
+
+    def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
+        """All kernels, fastest first."""
+        us = self.predict_us(problem, kernels, arch)
+        flops = problem.flops
+        return [
+            Ranked(kernels[i], float(us[i]), float(flops / us[i] * 1e-6))
+            for i in np.argsort(us, kind="stable")
+        ]
+
+    def _pool(self, kernels: Sequence[Kernel], arch: Arch) -> _Pool:
+        held = self._pools.get(id(kernels))
+        if held is not None and held.kernels is kernels and held.arch is arch:
+            return held
+        places = self._places.get(arch, {})
+        if any(kernel not in places for kernel in kernels):
+            self._grown(arch, kernels)
+            places = self._places[arch]
+        wanted = np.array([places[kernel] for kernel in kernels], np.int64)
+        given = kernels if isinstance(kernels, tuple) else tuple(kernels)
+        pool = _Pool(given, arch, self._selectors[arch], wanted)
+        if given is kernels:
+            if len(self._pools) >= 16:
+                self._pools.clear()
+            self._pools[id(kernels)] = pool
+        return pool
+
+    def _grown(self, arch: Arch, kernels: Sequence[Kernel]) -> Selector:
+        """The selector of an architecture, its pool grown by kernels it does not hold yet."""
+        held = self._places.get(arch, {})
+        pool = list(dict.fromkeys([*(held if len(held) < MOST_KERNELS else ()), *kernels]))
+        selector = Selector(self.model, pool or [_named(self.model)], arch, compiled=self._compiled)
+        self._selectors[arch] = selector
+        self._places[arch] = {kernel: at for at, kernel in enumerate(pool)}
+        return selector
+
+
+def _named(model: Model) -> Kernel:
+    """Any kernel that the model was trained on."""
+    for name in model.manifest.get("kernels", ()):
+        return get_op(model.op).kernel_from_name(name)
+    raise ModelError(f"{model.name} names no kernels; it cannot be used without a pool")

@@ -1,0 +1,89 @@
+"""Problems that models were asked about and did not know, written down for the next sweep.
+
+The log is a problem file, ready for `tilewise sweep STORE --op OP --problems LOG`. Each problem
+stands in it once, whoever met it, and it stops growing at a limit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tilewise.core.problem import Problem
+from tilewise.settings import settings
+
+log = logging.getLogger("tilewise")
+
+MOST_BYTES = 1 << 20
+"""Of the log: some five thousand problems."""
+MOST_TOLD = 10_000
+"""Problems that one process remembers to have written down."""
+
+_told: set[Problem] = set()
+_lock = threading.Lock()
+
+
+def log_path() -> Path:
+    """Where unfamiliar problems are written down."""
+    return settings().cache_dir / "unfamiliar.jsonl"
+
+
+def note(problem: Problem) -> None:
+    """Writes a problem down unless it stands there already; never fails."""
+    with _lock:
+        if problem in _told or len(_told) >= MOST_TOLD:
+            return
+        _told.add(problem)
+    line = json.dumps(problem.to_dict(), sort_keys=True).encode() + b"\n"
+    try:
+        with _locked(log_path()) as descriptor:
+            _append(descriptor, line)
+    except OSError as error:
+        log.debug("unfamiliar problems cannot be written down: %s", error)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, for this process alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    if size + len(line) > MOST_BYTES:
+        return
+    held = os.pread(descriptor, size, 0)
+    if line in held.splitlines(keepends=True):
+        return
+    # A process that was killed while writing leaves half a line behind.
+    os.write(descriptor, line if held.endswith(b"\n") or not held else b"\n" + line)
+
+
+def unfamiliar_problems() -> list[dict[str, Any]]:
+    """What was written down; damaged lines are passed over."""
+    try:
+        lines = log_path().read_bytes().splitlines()
+    except OSError:
+        return []
+    return [found for line in lines if (found := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

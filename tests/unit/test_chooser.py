@@ -1,0 +1,199 @@
+"""Choosing: lazily, but as if every kernel had been asked; built kernels win ties."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.dtypes import OPERAND_DTYPES
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.dispatch import Dispatcher, Registry
+from tilewise.dispatch.chooser import Chooser, served_by
+from tilewise.dispatch.padding import aligned, copy_us
+from tilewise.engines import Build
+from tilewise.ops.builder import load_pool
+from tilewise.ops.contract import all_ops, get_op
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
+from tilewise.selection.choice import Ranked, Ranking
+
+X86 = load_arch("x86_avx512")
+
+
+class Oracle:
+    """A ranker that predicts what it is told, by kernel name."""
+
+    path = "model"
+
+    def __init__(self, us: dict[str, float]) -> None:
+        self.us = us
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        return None
+
+    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
+        return np.array([self.us[kernel.name] for kernel in kernels])
+
+
+def registry_of(op: str, arch: Arch, count: int, seed: int = 0) -> Registry:
+    registry = Registry(op, arch)
+    pool = load_pool(registry.op, arch)
+    registry.declare(random.Random(seed).sample(pool, min(count, len(pool))))
+    registry.declare(VendorKernel(op_name=op, library="torch"))
+    return registry
+
+
+def random_times(registry: Registry, seed: int = 0) -> dict[str, float]:
+    draw = random.Random(seed)
+    return {kernel.name: draw.uniform(1, 1000) for kernel in registry}
+
+
+PROBLEMS = [
+    GemmProblem(m=64, n=96, k=33),
+    GemmProblem(m=1, n=512, k=512, layout="rrr"),
+    GemmProblem(m=129, n=65, k=7, dtype="bf16"),
+    GemmProblem(m=0, n=8, k=8),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:3], ids=str)
+def test_a_lazy_ranking_is_the_eager_one(problem: GemmProblem) -> None:
+    registry = registry_of("gemm", X86, 60)
+    us = random_times(registry)
+    choice = Dispatcher(registry, rankers=[Oracle(us)]).select(problem)
+    expected = []
+    for kernel in registry:
+        larger = aligned(registry.op, kernel, problem)
+        if registry.op.why_unusable(kernel, larger, X86) is None:
+            expected.append((us[kernel.name] + copy_us(problem, larger, X86), kernel.name))
+    assert [(r.predicted_us, r.kernel.name) for r in choice.ranking] == sorted(expected)
+    assert choice.kernel is choice.ranking[0].kernel
+    served = {r.kernel.name for r in choice.ranking}
+    assert set(choice.rejected) == {k.name for k in registry} - served
+
+
+def test_few_kernels_are_asked_whether_they_can_serve() -> None:
+    registry = registry_of("gemm", X86, 100)
+    asked: list[Kernel] = []
+    why_unusable = registry.op.why_unusable
+
+    def counting(kernel: Kernel, problem: Problem | None, arch: Arch) -> str | None:
+        asked.append(kernel)
+        return why_unusable(kernel, problem, arch)
+
+    legal = [k for k in registry if why_unusable(k, PROBLEMS[0], X86) is None]
+    legal = [k for k in legal if not k.alignment(PROBLEMS[0])]
+    us = {**random_times(registry), **{k.name: 0.1 + at for at, k in enumerate(legal[:6])}}
+    refused = next(
+        k
+        for k in registry
+        if getattr(k, "dtype", "") == "fp32"
+        and not k.alignment(PROBLEMS[0])
+        and why_unusable(k, PROBLEMS[0], X86)
+    )
+    us[refused.name] = 0.5
+    registry.op = replace(registry.op, why_unusable=counting)
+    choice = Dispatcher(registry, rankers=[Oracle(us)]).select(PROBLEMS[0])
+    assert choice.kernel == legal[0]
+    assert len(asked) == 1
+    assert choice.ranking[1].kernel == legal[1]
+    assert len(asked) == 3  # with one that cannot serve
+    assert len(choice.ranking) + len(choice.rejected) == len(registry)
+    assert len(asked) == len(registry)
+
+
+@pytest.mark.parametrize("arch", ["x86_avx512", "sm_90", "gfx950"])
+@pytest.mark.parametrize("op", sorted(all_ops()))
+def test_no_kernel_serves_another_dtype_than_its_own(op: str, arch: str) -> None:
+    """What the chooser relies on when it leaves kernels of other dtypes to the end."""
+    live = load_arch(arch)
+    found = get_op(op)
+    pool = load_pool(found, live)
+    sample = random.Random(1).sample(pool, min(200, len(pool)))
+    for dtype in OPERAND_DTYPES:
+        problem: Problem
+        if op == "gemm":
+            problem = GemmProblem(m=256, n=256, k=256, dtype=dtype)
+        else:
+            problem = ConvProblem(
+                direction=op.removeprefix("conv_"), n=8, c=64, k=64, h=16, w=16, x=1, dtype=dtype
+            )
+        for kernel in sample:
+            if getattr(kernel, "dtype", dtype) not in served_by(dtype):
+                assert found.why_unusable(kernel, problem, live) is not None, kernel.name
+
+
+def test_a_built_kernel_wins_a_tie_and_nothing_more() -> None:
+    registry = registry_of("gemm", X86, 40)
+    problem = PROBLEMS[0]
+    op = registry.op
+    legal = [
+        kernel
+        for kernel in registry
+        if op.why_unusable(kernel, problem, X86) is None and not kernel.alignment(problem)
+    ]
+    best, level, behind = legal[:3]
+    us = dict.fromkeys((kernel.name for kernel in registry), 500.0)
+    us |= {best.name: 100.0, level.name: 101.0, behind.name: 103.0}
+    assert Dispatcher(registry, rankers=[Oracle(us)]).select(problem).kernel == best
+    registry.note_build(Build(kernel=behind, status="ok"))
+    assert Dispatcher(registry, rankers=[Oracle(us)]).select(problem).kernel == best
+    registry.note_build(Build(kernel=level, status="ok"))
+    choice = Dispatcher(registry, rankers=[Oracle(us)]).select(problem)
+    assert choice.kernel == level
+    assert choice.ranking[0].kernel == level
+    assert choice.ranking[1].kernel == best
+    assert "already built" in choice.reason
+    registry.note_build(Build(kernel=best, status="ok"))
+    assert Dispatcher(registry, rankers=[Oracle(us)]).select(problem).kernel == best
+
+
+def test_choices_are_remembered_until_the_registry_changes() -> None:
+    registry = registry_of("gemm", X86, 20)
+    chooser = Chooser(registry, [Oracle(random_times(registry))])
+    first = chooser.choose(PROBLEMS[0])
+    assert chooser.choose(GemmProblem.from_dict(PROBLEMS[0].to_dict())) is first
+    assert chooser.choose(PROBLEMS[0], deterministic=True) is not first
+    registry.declare(registry.kernels[0], priority="high")
+    assert chooser.choose(PROBLEMS[0]) is not first
+
+
+def test_the_head_of_a_ranking_and_empty_problems() -> None:
+    registry = registry_of("gemm", X86, 30)
+    dispatcher = Dispatcher(registry, rankers=[Oracle(random_times(registry))])
+    whole = dispatcher.select(PROBLEMS[0])
+    head = dispatcher.select(PROBLEMS[0], top_k=2)
+    assert list(head.ranking) == list(whole.ranking)[:2]
+    assert dict(head.rejected) == dict(whole.rejected)
+    nothing = dispatcher.select(PROBLEMS[3])
+    assert (nothing.path, len(nothing.ranking)) == ("empty", 0)
+
+
+def test_a_ranking_is_a_sequence() -> None:
+    kernels = registry_of("gemm", X86, 5).kernels
+    items: list[Ranked | tuple[str, str]] = [
+        Ranked(kernels[0], 1.0, 1.0),
+        ("a", "too small"),
+        Ranked(kernels[1], 2.0, 1.0),
+        ("b", "too large"),
+    ]
+    ranking = Ranking(iter(items))
+    assert ranking
+    assert ranking[0] == items[0]
+    assert list(ranking[:2]) == [items[0], items[2]]
+    assert (ranking[-1], len(ranking)) == (items[2], 2)
+    assert dict(ranking.rejected) == {"a": "too small", "b": "too large"}
+    assert ranking.rejected["b"] == "too large"
+    with pytest.raises(IndexError):
+        ranking[2]
+    empty = Ranking(iter([]))
+    assert not empty
+    assert list(empty) == []
