@@ -395,6 +395,9 @@ class TestCommandLine:
         result = CliRunner().invoke(problems_cli.app, ["capture", "--json", str(script), "3"])
         told = json.loads(result.stdout)
         assert told["problems"][0]["M"] == 3
+        script.write_text("def f():\n    raise ValueError('boom')\nf()\n")
+        with pytest.raises(InputError, match=r"failed in .*program\.py:2: ValueError: boom"):
+            run(problems_cli.app, "capture", script)
         script.write_text("raise SystemExit(3)\n")
         with pytest.raises(InputError, match="exit code 3"):
             run(problems_cli.app, "capture", script)

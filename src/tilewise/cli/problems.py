@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -216,6 +217,10 @@ def capture(
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise InputError(f"{script} ended with exit code {stop.code}") from None
+    except Exception as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        said = f"{type(error).__name__}: {error}"
+        raise InputError(f"{script} failed in {last.filename}:{last.lineno}: {said}") from error
     finally:
         sys.argv = arguments
         sys.path.remove(folder)
