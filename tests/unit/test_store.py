@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tilewise
+from tilewise.core.identity import digest
 from tilewise.core.measurement import (
     POLICIES,
     STATUSES,
@@ -78,6 +79,13 @@ def test_the_key_covers_problem_kernel_device_toolchain_and_policy() -> None:
         ),
     ]
     assert len({base.key, *(other.key for other in others)}) == 6
+
+
+@pytest.mark.parametrize("name", ["a CPU", 'an "Über" CPU\\ @ 2 GHz', ""])
+def test_row_keys_are_digests_of_the_five_by_name(name: str) -> None:
+    setting = Setting(arch="x86_avx2", device=name, toolchain=f"{name} 12", policy=Policy(seed=3))
+    five = {"problem": "12ab", "kernel": "34cd", "device": name, "toolchain": f"{name} 12"}
+    assert setting.key("12ab", "34cd") == digest({**five, "policy": setting.policy_key})
 
 
 def test_the_last_good_reading_holds_else_the_last(tmp_path: Path) -> None:

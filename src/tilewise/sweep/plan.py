@@ -72,10 +72,12 @@ class SweepPlan:
     why_unusable: WhyUnusable
     retry_failed: bool = False
     rivals: Rivals | None = None
-    kernel_keys: tuple[str, ...] = field(default=())
+    kernel_keys: tuple[str, ...] = field(init=False)
+    kernel_fields: tuple[Mapping[str, Any], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel_keys", tuple(k.key for k in self.kernels))
+        object.__setattr__(self, "kernel_fields", tuple(k.to_dict() for k in self.kernels))
 
     def key(self, problem_key: str, kernel: int) -> str:
         setting = self.settings[self.kernels[kernel].engine]
@@ -107,7 +109,7 @@ class SweepPlan:
             index,
             Task(
                 problem=problem.to_dict(),
-                kernels={at: self.kernels[at].to_dict() for at in touched},
+                kernels={at: self.kernel_fields[at] for at in touched},
                 keys={at: self.kernel_keys[at] for at in touched},
                 todo=tuple(todo),
                 prior=prior,
