@@ -1,11 +1,17 @@
 """How long a selection takes, from a problem to the ranked pool, against LightGBM and NumPy.
 
     python benchmarks/selection_latency.py [--model FOLDER] [--json]
+    python benchmarks/selection_latency.py --soak 1000000
 
 Every timed call is for another problem, one thread. `p50_us` and `p99_us` are the compiled path
 (features, forest, sort, kernels in order), `lightgbm_p50_us` the same model through LightGBM's
-predict with NumPy features, `remembered_us` the median of asking again, `numpy_p50_us` the path
-without a compiler.
+predict with NumPy features, `numpy_p50_us` the path without a compiler. `remembered_us` is asking
+again with the same problem, `remembered_equal_us` with an equal one made anew (its making is not
+counted). The row `dispatch` is `tilewise.select` over the whole shipped pool of the model's
+architecture: legality, padding, priorities and ties included.
+
+`--soak` selects so many times, every time for another problem, and tells the memory this process
+holds before and after; what is remembered fills up before the first reading.
 """
 
 from __future__ import annotations
@@ -13,9 +19,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +33,15 @@ from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
+from tilewise.dispatch import Dispatcher, default_registry
+from tilewise.errors import NoKernelError
 from tilewise.learn.synthetic import synthetic_problems
 from tilewise.ops.builder import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.selection.models import SHIPPED
+from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.scorer import NumpyScorer
-from tilewise.selection.selector import Selector
+from tilewise.selection.selector import REMEMBERED, Selector
 
 CANDIDATES = (30, 100, 1024, 4608)
 
@@ -90,9 +101,9 @@ def measure(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     slow = timed(through_lightgbm(folder, selector), few)
     plain = Selector(model, selector.kernels, compiled=False)
     numpy_times = timed(plain.ranking, few)
-    for problem in few:
-        selector._chosen[selector._key(problem)] = selector.kernels[0]
-    again = np.repeat(timed(selector.select, few * 10), 1)
+    served = [problem for problem in few if is_served(selector, problem)]
+    again = timed(selector.select, served * 10)
+    equal = timed(selector.select, [replace(problem) for problem in served * 10])
     p50, p99 = np.percentile(fast, [50, 99])
     return {
         "candidates": count,
@@ -102,23 +113,100 @@ def measure(folder: Path, count: int, repeats: int) -> dict[str, Any]:
         "times_faster": round(float(np.median(slow) / p50), 1),
         "numpy_p50_us": round(float(np.median(numpy_times)), 1),
         "remembered_us": round(float(np.median(again)), 3),
+        "remembered_equal_us": round(float(np.median(equal)), 3),
     }
+
+
+def is_served(selector: Selector, problem: Problem) -> bool:
+    """Whether some kernel can serve the problem; it is remembered from then on."""
+    try:
+        selector.select(problem)
+    except NoKernelError:
+        return False
+    return True
+
+
+def measure_dispatch(folder: Path, repeats: int) -> dict[str, Any]:
+    """What `tilewise.select` takes over the whole shipped pool."""
+    model = load_model(folder)
+    registry = default_registry(model.op, load_arch(model.arch, model.device))
+    dispatcher = Dispatcher(registry, rankers=[ModelRanker(model)])
+    problems = synthetic_problems(model.op, model.dtypes[0], repeats, seed=2)
+    fresh = timed(dispatcher.select, problems)
+    again = timed(dispatcher.select, [replace(p) for p in problems[-200:]])
+    p50, p99 = np.percentile(fresh[20:], [50, 99])  # the first are known from warming up
+    return {
+        "dispatch": len(registry),
+        "p50_us": round(float(p50), 1),
+        "p99_us": round(float(p99), 1),
+        "remembered_equal_us": round(float(np.median(again)), 3),
+    }
+
+
+def soak(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Memory before and after `count` selections, by the way of asking."""
+    model = load_model(folder)
+    selector = Selector(model, pool_of(model, 100), compiled=True)
+    seeds = synthetic_problems(model.op, model.dtypes[0], 50, seed=3)
+    seeds = [problem for problem in seeds if is_served(selector, problem)]
+    size = "m" if model.op == "gemm" else "n"
+    rows = []
+    for name, call in (("ranking", selector.ranking), ("select", selector.select)):
+
+        def ask(first: int, last: int, call: Callable[[Problem], Any] = call) -> None:
+            for i in range(first, last):
+                problem = seeds[i % len(seeds)]
+                call(replace(problem, **{size: 1 + i // len(seeds)}))
+
+        warm = max(1000, REMEMBERED + 1 if name == "select" else 0)
+        ask(0, warm)
+        before, start = rss_kb(), time.perf_counter()
+        ask(warm, warm + count)
+        seconds = time.perf_counter() - start
+        rows.append(
+            {
+                "soak": name,
+                "selections": count,
+                "rss_before_kb": before,
+                "rss_after_kb": rss_kb(),
+                "us_each": round(1e6 * seconds / count, 1),
+            }
+        )
+    return rows
+
+
+def rss_kb() -> int:
+    """Memory that this process holds now."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of the report, one after another."""
+    if options.soak:
+        yield from soak(options.model, options.soak)
+        return
+    for count in CANDIDATES:
+        yield measure(options.model, count, max(200, options.repeats * 30 // max(30, count)))
+    yield measure_dispatch(options.model, 500)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=SHIPPED / "ck_tile_gfx950_conv_fwd_bf16")
     parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--soak", type=int, default=0, help="select so many times, watch memory")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     start = time.perf_counter()
     load_model(options.model)
     load_ms = 1e3 * (time.perf_counter() - start)
-    rows = []
-    for count in CANDIDATES:
-        rows.append(measure(options.model, count, max(200, options.repeats * 30 // max(30, count))))
+    rows: list[dict[str, Any]] = []
+    for row in rows_of(options):
+        rows.append(row)
         if not options.json:
-            print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+            print("  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
     if options.json:
         print(json.dumps({"rows": rows, "model_load_ms": round(load_ms, 1)}, indent=1))
     else:

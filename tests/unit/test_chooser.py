@@ -15,7 +15,7 @@ from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, Registry
-from tilewise.dispatch.chooser import Chooser, served_by
+from tilewise.dispatch.chooser import served_by
 from tilewise.dispatch.padding import aligned, copy_us
 from tilewise.engines import Build
 from tilewise.ops.builder import load_pool
@@ -158,12 +158,14 @@ def test_a_built_kernel_wins_a_tie_and_nothing_more() -> None:
 
 def test_choices_are_remembered_until_the_registry_changes() -> None:
     registry = registry_of("gemm", X86, 20)
-    chooser = Chooser(registry, [Oracle(random_times(registry))])
-    first = chooser.choose(PROBLEMS[0])
-    assert chooser.choose(GemmProblem.from_dict(PROBLEMS[0].to_dict())) is first
-    assert chooser.choose(PROBLEMS[0], deterministic=True) is not first
+    dispatcher = Dispatcher(registry, rankers=[Oracle(random_times(registry))])
+    first = dispatcher.select(PROBLEMS[0])
+    assert dispatcher.select(GemmProblem.from_dict(PROBLEMS[0].to_dict())) is first
+    assert dispatcher.select(PROBLEMS[0], deterministic=True) is not first
     registry.declare(registry.kernels[0], priority="high")
-    assert chooser.choose(PROBLEMS[0]) is not first
+    changed = dispatcher.select(PROBLEMS[0])
+    assert changed is not first
+    assert dispatcher.select(PROBLEMS[0]) is changed
 
 
 def test_the_head_of_a_ranking_and_empty_problems() -> None:

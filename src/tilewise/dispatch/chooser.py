@@ -53,23 +53,27 @@ class Chooser:
         self._lock = threading.Lock()
         self._version = -1
         self._pools: dict[str, Pool] = {}
-        self._choices: dict[tuple[Problem, bool], Choice | None] = {}
+        self._choices: dict[tuple[Problem, bool], Choice] = {}
 
-    def choose(self, problem: Problem, *, deterministic: bool = False) -> Choice | None:
+    def recall(self, problem: Problem, deterministic: bool) -> Choice | None:
+        """The choice made before, where nothing has changed since."""
+        if self._version != self.registry.version:
+            return None
+        return self._choices.get((problem, deterministic))
+
+    def choose(self, problem: Problem, deterministic: bool) -> Choice | None:
         """The choice for a problem that is not empty; None where no kernel can serve."""
         if self._version != self.registry.version:
             self._forget()
-        key = (problem, deterministic)
-        if key in self._choices:
-            return self._choices[key]
         choice = self._choose(problem, deterministic)
-        with self._lock:
-            if len(self._choices) >= REMEMBERED:
-                self._choices.clear()
-            self._choices[key] = choice
+        if choice is not None:
+            with self._lock:
+                if len(self._choices) >= REMEMBERED:
+                    self._choices.clear()
+                self._choices[problem, deterministic] = choice
         return choice
 
-    def rejected(self, problem: Problem, *, deterministic: bool = False) -> dict[str, str]:
+    def rejected(self, problem: Problem, deterministic: bool = False) -> dict[str, str]:
         """Kernel name -> why it cannot serve, of the whole registry."""
         reasons = {k.name: self.why_not(k, problem, deterministic) for k in self.registry.kernels}
         return {name: why for name, why in reasons.items() if why is not None}

@@ -72,22 +72,27 @@ class Dispatcher:
         self, problem: Problem, *, deterministic: bool = False, top_k: int | None = None
     ) -> Choice:
         """The kernel to use for `problem`, at the head of its ranking; nothing is built."""
-        self._check_op(problem)
         if top_k is not None and top_k < 1:
             raise InputError(f"top_k is {top_k}; it must be at least 1")
+        choice = self._chooser.recall(problem, deterministic)
+        if choice is None:
+            choice = self._select(problem, deterministic)
+        return choice if top_k is None else replace(choice, ranking=choice.ranking[:top_k])
+
+    def _select(self, problem: Problem, deterministic: bool) -> Choice:
+        self._check_op(problem)
         if problem.is_empty:
             return self._for_nothing(problem, deterministic)
-        choice = self._chooser.choose(problem, deterministic=deterministic)
-        if choice is None:
-            kernel = self._vendor(problem)
-            return Choice(
-                problem=problem,
-                kernel=kernel,
-                path="vendor",
-                reason=f"none of {len(self.registry)} kernels can serve",
-                rejected=self._chooser.rejected(problem, deterministic=deterministic),
-            )
-        return choice if top_k is None else replace(choice, ranking=choice.ranking[:top_k])
+        choice = self._chooser.choose(problem, deterministic)
+        if choice is not None:
+            return choice
+        return Choice(
+            problem=problem,
+            kernel=self._vendor(problem),
+            path="vendor",
+            reason=f"none of {len(self.registry)} kernels can serve",
+            rejected=self._chooser.rejected(problem, deterministic),
+        )
 
     def run(
         self, problem: Problem, *tensors: Any, out: Any = None, deterministic: bool = False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from struct import Struct
 from typing import Any
@@ -22,6 +21,7 @@ from tilewise.core.problem import Problem
 from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import BLOCK, Layout
+from tilewise.selection.steps import steps_of
 
 
 class _Forest(ctypes.Structure):
@@ -50,10 +50,6 @@ class _Context(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in ("point", "axis_value", "far")),
         *((n, ctypes.c_void_p) for n in ("order", "score", "info", "keys")),
     ]
-
-
-_STEP = np.dtype([("row", "u4"), ("bound", "u4"), ("keep", "u4")])
-_FOUR_TIMES = 0x01010101
 
 
 class CompiledScorer:
@@ -179,7 +175,7 @@ class CompiledScorer:
             if name in values:
                 found = np.searchsorted(forest.thresholds[i], values[name], side="left")
                 bins[:, i, :] = found.astype(np.uint8).reshape(size // BLOCK, BLOCK)
-        steps = _steps(forest)
+        steps = steps_of(forest)
         made = _Forest(
             trees=forest.num_trees,
             features=len(forest.features),
@@ -217,80 +213,6 @@ class CompiledScorer:
         context.level_leaf = self._hold(forest.leaf * forest.scale)
         context.level_leaf_start = self._hold(forest.leaf_start)
         context.level_offset = forest.offset
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """A forest as include/forest.hpp wants it."""
-
-    byte_start: NDArray[np.int32]
-    step_start: NDArray[np.int32]
-    steps: NDArray[Any]
-    leaf_start: NDArray[np.int32]
-    leaves: NDArray[np.int32]
-
-
-Step = tuple[int, int, int]
-
-
-def _steps(forest: Forest) -> _Steps:
-    trees = [_tree_steps(forest, tree) for tree in range(forest.num_trees)]
-    # Trees alike stand together: a processor foresees how often the loops over steps go round.
-    trees.sort(key=lambda tree: (len(tree[0]), *map(len, tree[0])))
-    every = [steps for tree in trees for steps in tree[0]]
-    return _Steps(
-        _starts(len(tree[0]) for tree in trees),
-        _starts(map(len, every)),
-        np.array([step for steps in every for step in steps], _STEP),
-        _starts(len(tree[1]) for tree in trees),
-        np.array([leaf for tree in trees for leaf in tree[1]], np.int32),
-    )
-
-
-def _starts(sizes: Iterable[int]) -> NDArray[np.int32]:
-    return np.cumsum([0, *sizes], dtype=np.int32)
-
-
-def _tree_steps(forest: Forest, tree: int) -> tuple[list[list[Step]], list[int]]:
-    """The steps of each byte, and the leaves from left to right."""
-    nodes = slice(forest.node_start[tree], forest.node_start[tree + 1])
-    ranges, place = _left_ranges(forest.left[nodes].tolist(), forest.right[nodes].tolist())
-    features, bounds = forest.node_feature[nodes].tolist(), forest.node_bin[nodes].tolist()
-    leaves = [0] * len(place)
-    for at, leaf in zip(
-        place, forest.leaf[forest.leaf_start[tree] :][: len(place)].tolist(), strict=True
-    ):
-        leaves[at] = leaf
-    found: list[list[Step]] = []
-    for byte in range(-(-len(place) // 8)):
-        steps = []
-        for feature, bound, (start, stop) in zip(features, bounds, ranges, strict=True):
-            low, high = max(start - 8 * byte, 0), min(stop - 8 * byte, 8)
-            if low < high:
-                keep = 0xFF & ~((1 << high) - (1 << low))
-                steps.append((feature * BLOCK, bound * _FOUR_TIMES, keep * _FOUR_TIMES))
-        found.append(steps)
-    return found, leaves
-
-
-def _left_ranges(left: list[int], right: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """The leaves under each node's left side, and each leaf's place, counted from left to right."""
-    count = [0] * len(left)
-    for node in reversed(range(len(left))):  # children come after their parents
-        count[node] = sum(count[c] if c >= 0 else 1 for c in (left[node], right[node]))
-    start, place = [0] * len(left), [0] * (len(left) + 1)
-    ranges = []
-    for node, children in enumerate(zip(left, right, strict=True)):
-        at = start[node]
-        ranges.append((at, at + (count[left[node]] if left[node] >= 0 else 1)))
-        for child in children:
-            if child >= 0:
-                start[child] = at
-                at += count[child]
-            else:
-                place[~child] = at
-                at += 1
-    return ranges, place
 
 
 def _packer(layout: Layout, model: Model) -> Callable[[Problem, Any], None]:
