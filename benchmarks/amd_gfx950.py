@@ -13,6 +13,8 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ import numpy as np
 
 from tilewise.core.arch import load_arch
 from tilewise.data.importing import read_measurements
+from tilewise.learn.cross import cross_validate
 from tilewise.learn.dataset import Dataset, from_measurements
-from tilewise.learn.fit import Params, Trainer
-from tilewise.learn.train import analytic_us, cross_validate, save, train
+from tilewise.learn.fit import Trainer
+from tilewise.learn.params import Params
+from tilewise.learn.score import analytic_us
+from tilewise.learn.train import save, train
 
 VALIDATION = "validation_300"
 PUBLISHED = {
@@ -30,6 +35,7 @@ PUBLISHED = {
     "reference recipe, training_20 only": (91.53, 95.71, 75.47),
     "reference recipe, 5-fold": (94.02, 98.20, 81.05),
 }
+PARAMS = Params()
 Scores = dict[tuple[str, str], float]
 """(problem key, kernel name) -> score."""
 
@@ -93,6 +99,37 @@ def write_predictions(path: Path, rows: list[Any], scores: Scores) -> None:
             out.writerow([labels["source"], labels["problem_idx"], row.kernel, repr(score)])
 
 
+def protocols(
+    data: Dataset, rows: list[Any], params: Params, tell: Callable[[str], None]
+) -> dict[str, Scores]:
+    """Scores of every row by a model of `training_20` alone, by five folds, and untrained."""
+    trainer = Trainer(data)
+    of_validation = {r.problem_key for r in rows if json.loads(r.labels)["source"] == VALIDATION}
+    is_validation = np.array([p.key in of_validation for p in data.problems])[data.problem_index]
+    tell("trained on training_20 alone")
+    alone = trainer.score(trainer.fit(~is_validation, params))
+    tell("five folds over all rows")
+    folded = cross_validate(trainer, params, progress=tell).score
+    found = {"training_20": alone, "folds": folded, "analytic": -analytic_us(data)}
+    return {title: by_pair(data, score) for title, score in found.items()}
+
+
+def make(path: Path, folder: Path, tell: Callable[[str], None]) -> None:
+    """Trains on all rows and writes the model with what both protocols say of its recipe."""
+    data, rows = read(path)
+    scores = protocols(data, rows, PARAMS, tell)
+    report = {title: efficiency(rows, found) for title, found in scores.items()}
+    write_model(data, PARAMS, folder, report, tell)
+
+
+def write_model(
+    data: Dataset, params: Params, folder: Path, report: Any, tell: Callable[[str], None]
+) -> None:
+    """Trains on all rows and writes the folder."""
+    tell("the model of all rows")
+    save(train(data, params, name=folder.name, progress=tell), data, folder, protocols=report)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="the published CSV")
@@ -102,31 +139,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     tell = (lambda _: None) if options.json else (lambda text: print(f"  {text}", file=sys.stderr))
-
+    params = replace(PARAMS, seed=options.seed)
     data, rows = read(options.data)
-    params = Params(seed=options.seed)
-    trainer = Trainer(data)
-    of_validation = {r.problem_key for r in rows if json.loads(r.labels)["source"] == VALIDATION}
-    is_validation = np.array([p.key in of_validation for p in data.problems])[data.problem_index]
-
-    tell("trained on training_20 alone")
-    alone = by_pair(data, trainer.score(trainer.fit(~is_validation, params)))
-    tell("five folds over all rows")
-    folded = by_pair(data, cross_validate(trainer, params, progress=tell).score)
-    analytic = by_pair(data, -analytic_us(data))
-    report = {
-        "training_20": efficiency(rows, alone),
-        "folds": efficiency(rows, folded),
-        "analytic": efficiency(rows, analytic),
-    }
+    scores = protocols(data, rows, params, tell)
+    report = {title: efficiency(rows, found) for title, found in scores.items()}
     if options.predictions:
         options.predictions.mkdir(parents=True, exist_ok=True)
-        write_predictions(options.predictions / "training_20.csv", rows, alone)
-        write_predictions(options.predictions / "folds.csv", rows, folded)
+        for title in ("training_20", "folds"):
+            write_predictions(options.predictions / f"{title}.csv", rows, scores[title])
     if options.model:
-        tell("the model of all rows")
-        trained = train(data, params, name=options.model.name, progress=tell)
-        save(trained, data, options.model, protocols=report)
+        write_model(data, params, options.model, report, tell)
     if options.json:
         print(json.dumps({"protocols": report, "published": PUBLISHED}, indent=1))
         return

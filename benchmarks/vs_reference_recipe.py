@@ -1,10 +1,12 @@
 """The reference's recipe against ours on the same rows and folds, one difference at a time.
 
     python benchmarks/vs_reference_recipe.py --data FILE.csv [--trees 2000] [--json]
+    python benchmarks/vs_reference_recipe.py --data STORE --dtype bf16 [--trees 2000] [--json]
 
-The reference's recipe is its 97 convolution features with their defects (tile roles permuted, the
-last tile taken for all, no rounding to waves, groups ignored), log TFLOPS, and 2000 trees of 255
-leaves. Each following line changes one thing and keeps the rest.
+The reference's recipe is its 97 convolution or 72 GEMM features with their defects (of convolution:
+tile roles permuted, groups ignored; of both: the last tile taken for all, no rounding to waves, few
+of a kernel's traits), log TFLOPS, and 2000 trees of 255 leaves. Each following line changes one
+thing and keeps the rest. The vendor's rows are left out: the reference does not know the vendor.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.arch import load_arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.data.importing import read_measurements
-from tilewise.learn.dataset import Dataset, from_measurements
-from tilewise.learn.fit import Params, Trainer
-from tilewise.learn.score import judge, summary
+from tilewise.learn.cross import cross_validate
+from tilewise.learn.dataset import Dataset, from_measurements, from_stores
+from tilewise.learn.fit import Trainer
+from tilewise.learn.params import Params
+from tilewise.learn.score import analytic_us, judge, summary
 from tilewise.learn.split import folds
-from tilewise.learn.train import analytic_us, cross_validate
 
 LARGE = {"num_leaves": 255, "max_depth": 15, "learning_rate": 0.02, "min_data_in_leaf": 10}
 LARGE |= {"feature_fraction": 0.85, "lambda_l1": 0.05, "lambda_l2": 0.5}
@@ -31,6 +34,52 @@ LARGE |= {"feature_fraction": 0.85, "lambda_l1": 0.05, "lambda_l2": 0.5}
 
 def reference_features(data: Dataset) -> np.ndarray:
     """The reference's columns as it computes them, defects included."""
+    return gemm_features(data) if data.op == "gemm" else conv_features(data)
+
+
+def gemm_features(data: Dataset) -> np.ndarray:
+    """Of a matrix product: what the reference has no name for (stages, swaps, ...) is not there."""
+    arch, rows = data.arch, []
+    families = sorted({str(getattr(k, "family", "")) for k in data.kernels})
+    for p_at, k_at in zip(data.problem_index, data.kernel_index, strict=True):
+        p: Any = data.problems[p_at]
+        kernel: Any = data.kernels[k_at]
+        tile_m, tile_n, tile_k = kernel.tile
+        warps = getattr(kernel, "warps", 4)
+        element = 4 if p.dtype == "fp32" else 1 if p.dtype == "fp8" else 2
+        moved = element * (p.m * p.k + p.k * p.n + p.m * p.n)
+        sizes = ((p.m, tile_m), (p.n, tile_n), (p.k, tile_k))
+        tiles = [-(-size // t) for size, t in sizes]
+        last = [(size % t) / t if size % t else 1.0 for size, t in sizes]
+        lds = (tile_m + tile_n) * tile_k * element
+        logs = [np.log2(v) for v in (p.m, p.n, p.k, p.m * p.n * p.k)]
+        problem = [p.m, p.n, p.k, getattr(kernel, "split_k", 1), *logs]
+        problem += [2 * p.m * p.n * p.k / moved, p.m / p.n, p.m / p.k, p.n / p.k]
+        problem += [("rcr", "rrr", "crr", "ccr").index(p.layout)]
+        own = [tile_m, tile_n, tile_k, warps, 1, 1, 16, 16, 16]
+        own += [families.index(str(getattr(kernel, "family", ""))), 0, 0, 1, 1, 1]
+        own += [getattr(kernel, "family", "") in ("ws", "duo", "pingpong", "streamk"), warps]
+        own += [tile_m * tile_n * tile_k, tile_m * tile_n, lds, lds / 65536]
+        both = [*tiles, tiles[0] * tiles[1], *last, np.prod(last)]
+        both += [tiles[0] * tiles[1] / arch.compute_units, *(size / t for size, t in sizes)]
+        small = [size < t for size, t in sizes]
+        ragged = [size % t != 0 for size, t in sizes]
+        both += [*small, any(small), *ragged, *ragged, 0, 0, 0, 0]
+        rows.append([float(v) for v in [*problem, *own, *both, *hardware(arch)]])
+    return np.array(rows)
+
+
+def hardware(arch: Arch) -> list[float]:
+    """The same in every row."""
+    cus = arch.compute_units
+    found = [cus, arch.simds_per_cu, cus * arch.simds_per_cu, arch.shader_engines]
+    found += [arch.clock_mhz, arch.max_warps_per_cu, arch.warp_size, 65536]
+    found += [arch.l1_bytes // 1024, arch.l2_bytes // 1024, arch.l3_bytes // 1024, arch.num_xcd]
+    return [float(v) for v in found]
+
+
+def conv_features(data: Dataset) -> np.ndarray:
+    """Of a forward convolution of CK Tile."""
     arch, rows = data.arch, []
     cus = arch.compute_units
     for p_at, k_at in zip(data.problem_index, data.kernel_index, strict=True):
@@ -66,10 +115,7 @@ def reference_features(data: Dataset) -> np.ndarray:
         both = [m, n, k, *tiles, tiles[0] * tiles[1], *last, np.prod(last)]
         both += [tiles[0] * tiles[1] / cus, m / tile_m, n / tile_n, k / block]
         both += [m < tile_m, n < tile_n, k < block]
-        hardware = [cus, arch.simds_per_cu, cus * arch.simds_per_cu, arch.shader_engines]
-        hardware += [arch.clock_mhz, arch.max_warps_per_cu, arch.warp_size, 65536]
-        hardware += [arch.l1_bytes // 1024, arch.l2_bytes // 1024, arch.l3_bytes // 1024]
-        rows.append([float(v) for v in [*problem, *own, *both, *hardware, arch.num_xcd]])
+        rows.append([float(v) for v in [*problem, *own, *both, *hardware(arch)]])
     return np.array(rows)
 
 
@@ -89,17 +135,21 @@ def grow(
     out = np.zeros(len(data))
     for number in range(fold.max() + 1):
         test = (fold == number)[data.problem_index]
-        made = lightgbm.Dataset(matrix[~test], target[~test])
+        use = ~test & data.is_ok
+        made = lightgbm.Dataset(matrix[use], target[use])
         out[test] = lightgbm.train(base, made, trees).predict(matrix[test])
     return out
 
 
-def variants(data: Dataset, fold: np.ndarray, trees: int, tell: Any) -> list[dict[str, Any]]:
+def variants(
+    data: Dataset, fold: np.ndarray, trees: int, threads: int, tell: Any
+) -> list[dict[str, Any]]:
     """One row per step from the reference's recipe to ours."""
     trainer = Trainer(data)
     speed = np.log1p(data.tflops)
     relative = trainer.centred(-trainer.log_time, data.is_ok)
     theirs, ours = reference_features(data), trainer.static
+    large = {**LARGE, "num_threads": threads}
     small = Params().lightgbm()
     rows = []
 
@@ -107,9 +157,9 @@ def variants(data: Dataset, fold: np.ndarray, trees: int, tell: Any) -> list[dic
         rows.append({"recipe": name, **summary(judge(data, score))})
         tell(f"{name}: mean {rows[-1]['mean']:.2f}, P10 {rows[-1]['p10']:.2f}")
 
-    add("reference recipe", grow(theirs, speed, data, fold, LARGE, trees))
-    add("+ our features", grow(ours, speed, data, fold, LARGE, trees))
-    add("+ relative target", grow(ours, relative, data, fold, LARGE, trees))
+    add("reference recipe", grow(theirs, speed, data, fold, large, trees))
+    add("+ our features", grow(ours, speed, data, fold, large, trees))
+    add("+ relative target", grow(ours, relative, data, fold, large, trees))
     add("+ small trees", grow(ours, relative, data, fold, small, Params().trees))
     add("+ calibration (ours)", cross_validate(trainer, Params(), fold=fold).score)
     add(
@@ -119,18 +169,31 @@ def variants(data: Dataset, fold: np.ndarray, trees: int, tell: Any) -> list[dic
     return rows
 
 
+def read(options: argparse.Namespace) -> Dataset:
+    """CK Tile's CSV, or a store without the vendor's rows."""
+    if options.data.is_dir():
+        data = from_stores([options.data], op=options.op, dtype=options.dtype)
+        is_vendor = np.array([k.engine == "vendor" for k in data.kernels])
+        return data.keep(~is_vendor[data.kernel_index])
+    return from_measurements(
+        read_measurements(options.data, load_arch(options.arch), op="conv_fwd").rows
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="CK Tile's benchmark CSV")
-    parser.add_argument("--arch", default="gfx950")
+    parser.add_argument("--data", type=Path, required=True, help="CK Tile's CSV, or a store")
+    parser.add_argument("--arch", default="gfx950", help="of the CSV")
+    parser.add_argument("--op", default="gemm", help="of the store")
+    parser.add_argument("--dtype", default="", help="of the store")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trees", type=int, default=2000, help="of the reference's recipe")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = read_measurements(options.data, load_arch(options.arch), op="conv_fwd")
-    data = from_measurements(found.rows)
+    data = read(options)
     fold = folds(data.problems, 5)
     tell = (lambda _: None) if options.json else (lambda text: print(text, file=sys.stderr))
-    rows = variants(data, fold, options.trees, tell)
+    rows = variants(data, fold, options.trees, options.threads, tell)
     if options.json:
         print(json.dumps({"problems": len(data.problems), "rows": rows}, indent=1))
         return

@@ -20,7 +20,7 @@ def small_data() -> Any:
 @pytest.fixture(scope="session")
 def small_trained(small_data: Any) -> Any:
     """What training on the small data gives."""
-    from tilewise.learn.fit import Params
+    from tilewise.learn.params import Params
     from tilewise.learn.train import train
 
     params = Params(trees=40, leaves=8, targets=("tflops", "latency", "bandwidth"))

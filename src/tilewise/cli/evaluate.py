@@ -22,16 +22,14 @@ def evaluate(
     as_json: JsonFlag = False,
 ) -> None:
     """Judges a model; problems it was trained on are judged by their out-of-fold predictions."""
-    from tilewise.core.arch import load_arch
     from tilewise.core.model import load_model
     from tilewise.learn.dataset import from_stores
     from tilewise.learn.evaluate import evaluate as judge
     from tilewise.learn.evaluate import leave_one_out
-    from tilewise.learn.fit import Params
+    from tilewise.learn.params import Params
 
     known = load_model(model)
-    arch = load_arch(known.arch, known.device)
-    data = from_stores(stores, op=known.op, arch=arch, dtype=dtype or "")
+    data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
     if leave_out:
         params = Params.from_dict(known.manifest.get("params", {}))
         groups = leave_one_out(data, leave_out, params)
@@ -63,14 +61,12 @@ def compare(
     as_json: JsonFlag = False,
 ) -> None:
     """Says whether a new model may replace an old one; exit 1 if it may not."""
-    from tilewise.core.arch import load_arch
     from tilewise.core.model import load_model
     from tilewise.learn.compare import compare as judge
     from tilewise.learn.dataset import from_stores
 
     known = load_model(old)
-    arch = load_arch(known.arch, known.device)
-    data = from_stores(stores, op=known.op, arch=arch, dtype=dtype or "")
+    data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
     report = judge(old, new, data)
     if as_json:
         emit(report)

@@ -51,14 +51,16 @@ def train(
     """Trains a model; equal measurements and seed give equal files."""
     from tilewise.learn import objectives
     from tilewise.learn.dataset import from_stores
-    from tilewise.learn.fit import Params, Trainer
+    from tilewise.learn.fit import Trainer
+    from tilewise.learn.params import Params
     from tilewise.learn.train import save
     from tilewise.learn.train import train as fit
 
-    data = from_stores(stores, op=op, arch=resolve_arch(arch) if arch else None, dtype=dtype or "")
+    # A product (`sm_90:H200`) gives its figures; a bare name leaves them to the measured device.
+    chosen = resolve_arch(arch) if arch and ":" in arch else arch or ""
+    data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "")
     params = Params(
         objective=objective,
-        base=objective == "regression",
         targets=tuple(t for t in targets.split(",") if t),
         trees=trees,
         leaves=leaves,
@@ -74,7 +76,7 @@ def train(
             status.update(text)
 
         if tune:
-            params = objectives.tune(Trainer(data), params, trials=tune, progress=tell)
+            params, _ = objectives.tune(Trainer(data), params, trials=tune, progress=tell)
         if compare_objectives:
             rows = objectives.compare_objectives(Trainer(data), params, progress=tell)
         trained = fit(
@@ -82,7 +84,7 @@ def train(
             params,
             name=folder.name,
             fold_count=folds,
-            warm_start=warm_start,
+            continue_from=warm_start,
             progress=tell,
         )
         save(trained, data, folder, **({"objectives": rows} if rows else {}))

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
@@ -138,6 +139,12 @@ class Model:
     @property
     def name(self) -> str:
         return str(self.manifest.get("name", f"{self.op} {self.arch}"))
+
+    @property
+    def trained_on(self) -> Arch:
+        """The architecture with the figures of the device that was measured."""
+        arch = load_arch(self.arch, self.device)
+        return arch.with_figures(**self.manifest.get("figures", {}))
 
     def handicap(self, engine: str) -> float:
         """What is taken from the scores of an engine's kernels."""

@@ -32,8 +32,10 @@ def terms_matrix(data: Dataset, features: FeatureSet) -> Array:
     return np.column_stack([values[n] for n in names])
 
 
-def calibrate(data: Dataset, terms: Array, train: NDArray[np.bool_]) -> Calibration:
-    """Factors from the rows in `train`."""
+def calibrate(
+    data: Dataset, terms: Array, train: NDArray[np.bool_], kept: Calibration | None = None
+) -> Calibration:
+    """Factors from the rows in `train`; kernels, tiles and engines in `kept` keep theirs."""
     usable = train & data.is_ok
     tiles = [tile_key(k.engine, _tile(k)) for k in data.kernels]
     engines = [k.engine for k in data.kernels]
@@ -47,11 +49,19 @@ def calibrate(data: Dataset, terms: Array, train: NDArray[np.bool_]) -> Calibrat
                 found[group] = _factors(terms[rows], data.time_us[rows])
         return found
 
-    return Calibration(
+    found = Calibration(
         TERMS,
         kernels=fit([k.name for k in data.kernels], MIN_ROWS),
         tiles=fit(tiles, MIN_ROWS),
         engines={**fit(engines, 1), **fit([ANY_ENGINE] * len(engines), 1)},
+    )
+    if kept is None:
+        return found
+    return Calibration(
+        TERMS,
+        kernels={**found.kernels, **kept.kernels},
+        tiles={**found.tiles, **kept.tiles},
+        engines={**found.engines, **kept.engines},
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -15,19 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement
 from tilewise.core.problem import Problem
+from tilewise.engines.device import detect
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
+log = logging.getLogger("tilewise")
+
 _NEEDED = (
-    *("problem_key", "kernel_key", "op", "dtype", "problem", "labels", "engine", "kernel_fields"),
-    *("arch", "device", "policy", "status", "time_us", "spread_us", "repeats"),
+    *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
+    *("engine", "kernel_fields", "arch", "device", "policy", "status"),
+    *("time_us", "spread_us", "repeats"),
 )
 
 
@@ -53,6 +58,9 @@ class Dataset:
     spread_us: Array
     repeats: NDArray[np.int64]
     device: str = ""
+    first_us: Array | None = None
+    again_us: Array | None = None
+    """The first reading of rows that were read again, and the best of the others; else NaN."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -115,18 +123,15 @@ class Dataset:
 
     def keep(self, mask: NDArray[np.bool_]) -> Dataset:
         """Some of the rows; problems and kernels keep their places."""
-        return Dataset(
-            self.op,
-            self.arch,
-            self.problems,
-            self.kernels,
-            self.labels,
-            self.problem_index[mask],
-            self.kernel_index[mask],
-            self.time_us[mask],
-            self.spread_us[mask],
-            self.repeats[mask],
-            self.device,
+        return replace(
+            self,
+            problem_index=self.problem_index[mask],
+            kernel_index=self.kernel_index[mask],
+            time_us=self.time_us[mask],
+            spread_us=self.spread_us[mask],
+            repeats=self.repeats[mask],
+            first_us=None if self.first_us is None else self.first_us[mask],
+            again_us=None if self.again_us is None else self.again_us[mask],
         )
 
     def of_problems(self, chosen: Iterable[int]) -> NDArray[np.bool_]:
@@ -138,36 +143,57 @@ class Dataset:
 
 
 def from_measurements(
-    rows: Iterable[Measurement], *, op: str = "", arch: Arch | None = None, dtype: str = ""
+    rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = "", dtype: str = ""
 ) -> Dataset:
-    """The rows of one op, arch and device; where several are mixed the options must say which."""
+    """The rows of one op, arch and device; where several are mixed the options must say which.
+
+    An `Arch` gives the figures of the device that was measured; a name leaves them to be found.
+    """
     return _build([{name: getattr(row, name) for name in _NEEDED} for row in rows], op, arch, dtype)
 
 
 def from_stores(
-    paths: Sequence[Path | str], *, op: str = "", arch: Arch | None = None, dtype: str = ""
+    paths: Sequence[Path | str], *, op: str = "", arch: Arch | str = "", dtype: str = ""
 ) -> Dataset:
-    """The latest rows of stores, taken together."""
+    """The rows of stores, taken together; of several readings the fastest counts."""
     from tilewise.sweep.store import Store
 
     found: list[dict[str, Any]] = []
     for path in paths:
-        found += Store(path).table(_NEEDED).to_pylist()
+        found += Store(path).table(_NEEDED, latest=False).to_pylist()
     return _build(found, op, arch, dtype)
 
 
-def _build(rows: list[dict[str, Any]], op: str, arch: Arch | None, dtype: str) -> Dataset:
-    rows = [r for r in rows if (not op or r["op"] == op) and (not dtype or r["dtype"] == dtype)]
-    if arch is not None:
-        rows = [r for r in rows if r["arch"] == arch.name]
+def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) -> Dataset:
+    name = arch.name if isinstance(arch, Arch) else arch
+    for field, wanted in (("op", op), ("dtype", dtype), ("arch", name)):
+        rows = [r for r in rows if not wanted or r[field] == wanted]
     if not rows:
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
     # Times of several devices or policies are different facts: the most common are learned from.
     for name in ("device", "policy"):
-        common = Counter(r[name] for r in rows).most_common(1)[0][0]
-        rows = [r for r in rows if r[name] == common]
-    return _arrays(rows, only["op"], arch or load_arch(only["arch"]))
+        counts = Counter(r[name] for r in rows).most_common()
+        if len(counts) > 1:
+            left = sum(count for _, count in counts[1:])
+            log.warning("%d rows of another %s than %s are left out", left, name, counts[0][0])
+        rows = [r for r in rows if r[name] == counts[0][0]]
+    if not isinstance(arch, Arch):
+        arch = measured_arch(only["arch"], str(rows[0]["device"]))
+    return _arrays(rows, only["op"], arch)
+
+
+def measured_arch(name: str, device: str) -> Arch:
+    """The figures of a device that was measured: live if it is this one, else the file's.
+
+    Waves and peaks follow from them, so a model must be trained with those it will be served with.
+    """
+    live = detect(load_arch(name).kind) if load_arch(name).kind == "cpu" else None
+    if live is not None and (live.name, live.device) == (name, device):
+        return live
+    words = device.replace(" ", "-").upper()
+    named = [d for d in devices(name) if all(w in words for w in d.upper().split("-"))]
+    return load_arch(name, named[0] if named else "")
 
 
 def _single(rows: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -192,8 +218,10 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
     given = get_op(op)
-    # Times of one pair that was measured repeatedly are joined by their median.
-    times = [_median(found, "time_us") for found in pairs.values()]
+    read = [_readings(found) for found in pairs.values()]
+    # What disturbs a measurement only ever slows it: of several readings the fastest is nearest to
+    # the truth, and with it come its spread and repeats.
+    best = [min(good, key=lambda r: r["time_us"], default={}) for good in read]
     return Dataset(
         op,
         arch,
@@ -202,13 +230,21 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
         np.array([p for p, _ in pairs], np.int64),
         np.array([k for _, k in pairs], np.int64),
-        np.array(times, np.float64),
-        np.array([_median(found, "spread_us") for found in pairs.values()], np.float64),
-        np.array([max(int(r["repeats"] or 0) for r in f) for f in pairs.values()], np.int64),
+        _column(r.get("time_us") for r in best),
+        _column(r.get("spread_us") for r in best),
+        np.array([int(r.get("repeats") or 0) for r in best], np.int64),
         str(rows[0]["device"]),
+        _column(good[0]["time_us"] if len(good) > 1 else None for good in read),
+        _column(min((r["time_us"] for r in good[1:]), default=None) for good in read),
     )
 
 
-def _median(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    values = [float(r[name]) for r in rows if r["status"] == "ok" and r[name] is not None]
-    return float(np.median(values)) if values else float("nan")
+def _readings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The readings of one pair that succeeded, in order; none where the last attempt failed."""
+    order = sorted(rows, key=lambda r: r["attempt"])
+    last = {r["key"]: r["status"] == "ok" for r in order}
+    return [r for r in order if r["status"] == "ok" and last[r["key"]]]
+
+
+def _column(values: Iterable[float | None]) -> Array:
+    return np.array([np.nan if v is None else v for v in values], np.float64)

@@ -14,10 +14,13 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.model import Model, load_model
 from tilewise.errors import FileError, InputError
 from tilewise.learn.calibrate import kernel_factors
+from tilewise.learn.cross import Progress, cross_validate, silent
 from tilewise.learn.dataset import Dataset
-from tilewise.learn.fit import Params, Trainer
-from tilewise.learn.score import Outcome, errors, judge, noise_ceiling, slices, summary, worst
-from tilewise.learn.train import analytic_us, cross_validate
+from tilewise.learn.fit import Trainer
+from tilewise.learn.judging import report
+from tilewise.learn.params import Params
+from tilewise.learn.score import Outcome, analytic_us, judge, summary
+from tilewise.learn.slices import shape_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,13 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report, JSON-ready."""
-        kept = self.data.keep(self.rows)
-        outcome = self.outcome
-        ok = self.rows & self.data.is_ok
         return {
             "op": self.data.op,
             "arch": self.data.arch.name,
             "problems_unseen": self.unseen,
             "problems_out_of_fold": self.out_of_fold,
             "problems_skipped": self.skipped,
-            "efficiency": summary(outcome),
-            "noise_ceiling": noise_ceiling(kept),
-            "analytic": summary(judge(self.data, -analytic_us(self.data), self.rows)),
-            "time": errors(np.log2(self.predicted_us[ok]), np.log2(self.data.time_us[ok])),
-            "slices": slices(self.data, outcome),
-            "worst": worst(self.data, outcome),
+            **report(self.data, self.score, self.predicted_us, self.rows),
         }
 
 
@@ -117,14 +112,17 @@ def _out_of_fold(path: Path) -> tuple[set[str], dict[tuple[str, str], tuple[floa
     return trained, held
 
 
-def leave_one_out(data: Dataset, label: str, params: Params | None = None) -> dict[str, Any]:
+def leave_one_out(
+    data: Dataset, label: str, params: Params | None = None, progress: Progress = silent
+) -> dict[str, Any]:
     """Judges each group of problems by a model that never saw its like.
 
-    `label` is one of the problems' labels (network, family, source) or a field of the problem.
+    `label` is one of the problems' labels (network, family, source), a field of the problem, or
+    `shape`, the kind of shape that slices are cut by.
     """
     groups = [
-        str(labels.get(label, getattr(problem, label, "")))
-        for problem, labels in zip(data.problems, data.labels, strict=True)
+        shape_family(p) if label == "shape" else str(labels.get(label, getattr(p, label, "")))
+        for p, labels in zip(data.problems, data.labels, strict=True)
     ]
     names = sorted(set(groups))
     if len(names) < 2:
@@ -132,9 +130,11 @@ def leave_one_out(data: Dataset, label: str, params: Params | None = None) -> di
             f"all problems have the same {label!r} ({names[0]!r}); nothing to leave out"
         )
     fold = np.array([names.index(g) for g in groups], np.int64)
-    cross = cross_validate(Trainer(data), params or Params(), fold=fold)
-    report: dict[str, Any] = {"all": summary(judge(data, cross.score))}
+    cross = cross_validate(Trainer(data), params or Params(), fold=fold, progress=progress)
+    plain = -analytic_us(data)
+    found: dict[str, Any] = {"all": summary(judge(data, cross.score))}
     for number, name in enumerate(names):
         rows = (fold == number)[data.problem_index]
-        report[name] = summary(judge(data, cross.score, rows))
-    return report
+        found[name] = summary(judge(data, cross.score, rows))
+        found[name]["analytic_mean"] = summary(judge(data, plain, rows)).get("mean")
+    return found

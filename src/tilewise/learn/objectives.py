@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilewise.errors import InputError
-from tilewise.learn.fit import Params, Trainer
+from tilewise.learn.cross import Progress, cross_validate, silent
+from tilewise.learn.fit import Trainer
+from tilewise.learn.params import Params
 from tilewise.learn.score import judge, summary
 from tilewise.learn.split import folds
-from tilewise.learn.train import Progress, _silent, cross_validate
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "regression of what calibration leaves": {"objective": "regression", "base": True},
     "regression of relative speed": {"objective": "regression", "base": False},
     "LambdaRank": {"objective": "lambdarank", "base": False},
-    "classification of the top": {"objective": "top_decile", "base": False},
+    "classification of the top decile": {"objective": "top_decile", "base": False},
 }
+
+TUNING_FOLDS = 4
+SPACE: dict[str, Callable[[Any, str], Any]] = {
+    "leaves": lambda trial, name: trial.suggest_int(name, 8, 63),
+    "learning_rate": lambda trial, name: trial.suggest_float(name, 0.02, 0.2, log=True),
+    "min_rows": lambda trial, name: trial.suggest_int(name, 5, 60),
+    "row_share": lambda trial, name: trial.suggest_float(name, 0.5, 1.0),
+    "column_share": lambda trial, name: trial.suggest_float(name, 0.2, 1.0),
+    "l2": lambda trial, name: trial.suggest_float(name, 0.1, 20.0, log=True),
+    "focus": lambda trial, name: trial.suggest_float(name, 0.0, 4.0),
+}
+"""What tuning may change. The number of trees is not among it: the third split decides that."""
 
 
 def compare_objectives(
-    trainer: Trainer, params: Params, *, count: int = 5, progress: Progress = _silent
+    trainer: Trainer, params: Params, *, count: int = 5, progress: Progress = silent
 ) -> list[dict[str, Any]]:
     """One row per objective, all with the same features, sizes and folds; the best first."""
     fold = folds(trainer.data.problems, count, seed=params.seed)
@@ -35,35 +49,34 @@ def compare_objectives(
 
 
 def tune(
-    trainer: Trainer, params: Params, *, trials: int = 30, progress: Progress = _silent
-) -> Params:
-    """Parameters with the best cross-validated mean plus P10 among `trials`; needs Optuna."""
+    trainer: Trainer, params: Params, *, trials: int = 30, progress: Progress = silent
+) -> tuple[Params, float]:
+    """Parameters with the best cross-validated mean plus P10 among `trials`, and that sum.
+
+    The first trial is `params` as they are, so that tuning never ends below them. Needs Optuna;
+    the same seed gives the same trials.
+    """
     try:
         import optuna
     except ImportError:
-        raise InputError("tuning needs Optuna; install it, or train without --tune") from None
-    # Folds of their own: the ones that judge the final model are not tuned on.
-    fold = folds(trainer.data.problems, 4, seed=params.seed + 1000)
-
-    def drawn(trial: Any) -> Params:
-        return replace(
-            params,
-            leaves=trial.suggest_int("leaves", 8, 32),
-            learning_rate=trial.suggest_float("learning_rate", 0.03, 0.2, log=True),
-            min_rows=trial.suggest_int("min_rows", 5, 60),
-            column_share=trial.suggest_float("column_share", 0.2, 1.0),
-            l2=trial.suggest_float("l2", 0.1, 20.0, log=True),
-            focus=trial.suggest_float("focus", 0.0, 4.0),
-        )
+        raise InputError(
+            "tuning needs Optuna; install it with `pip install 'tilewise[tune]'`, or leave out "
+            "--tune"
+        ) from None
+    # Folds of their own: those that judge the final model decide nothing here.
+    count = min(TUNING_FOLDS, len(trainer.data.problems))
+    fold = folds(trainer.data.problems, count, seed=params.seed + 1000)
 
     def objective(trial: Any) -> float:
-        score = cross_validate(trainer, drawn(trial), fold=fold).score
-        efficiency = judge(trainer.data, score).efficiency
+        drawn = {name: draw(trial, name) for name, draw in SPACE.items()}
         progress(f"trial {trial.number + 1} of {trials}")
+        cross = cross_validate(trainer, replace(params, **drawn), fold=fold)
+        efficiency = 100 * judge(trainer.data, cross.score).efficiency
         return float(efficiency.mean() + np.percentile(efficiency, 10))
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=params.seed)
     study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.enqueue_trial({name: getattr(params, name) for name in SPACE})
     study.optimize(objective, n_trials=trials)
-    return replace(params, **study.best_params)
+    return replace(params, **study.best_params), round(float(study.best_value), 4)

@@ -8,26 +8,40 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core.identity import digest
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 
 
 def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
-    """The fold of each problem; equal problems share one, whatever their order."""
-    keys = sorted({p.key for p in problems}, key=lambda key: _shuffled(key, seed))
+    """The fold of each problem; equal problems share one, whatever their order.
+
+    So do problems that differ in their dtypes alone: one would give the other away.
+    """
+    own = _group_keys(problems)
+    keys = sorted(set(own), key=lambda key: _shuffled(key, seed))
     if not 2 <= count <= len(keys):
         raise InputError(f"{count} folds of {len(keys)} problems; use 2 to {len(keys)}")
     fold = {key: index % count for index, key in enumerate(keys)}
-    return np.array([fold[p.key] for p in problems], np.int64)
+    return np.array([fold[key] for key in own], np.int64)
 
 
 def held_out(
     problems: Sequence[Problem], among: NDArray[np.int64], share: float = 0.15, *, seed: int = 0
 ) -> NDArray[np.int64]:
     """Some of the problems `among`, set apart to stop training on; scoring never sees them."""
-    keys = sorted({problems[i].key for i in among}, key=lambda key: _shuffled(key, seed + 1))
+    own = _group_keys([problems[i] for i in among])
+    keys = sorted(set(own), key=lambda key: _shuffled(key, seed + 1))
     chosen = set(keys[: max(1, round(len(keys) * share))])
-    return np.array([i for i in among if problems[i].key in chosen], np.int64)
+    return np.array([i for i, key in zip(among, own, strict=True) if key in chosen], np.int64)
+
+
+def _group_keys(problems: Sequence[Problem]) -> list[str]:
+    """What must not be torn apart: the complete key, less the dtypes where there are several."""
+    if len({p.dtype for p in problems}) < 2:
+        return [p.key for p in problems]
+    dtypes = ("dtype", "out_dtype")
+    return [digest({k: v for k, v in p.to_dict().items() if k not in dtypes}) for p in problems]
 
 
 def _shuffled(key: str, seed: int) -> str:

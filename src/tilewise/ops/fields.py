@@ -19,7 +19,7 @@ DERIVED = ("tile_m", "tile_n", "tile_k", "efficiency", "lanes", "accumulators")
 """What kernels say about themselves beside their traits, where they do."""
 COMMON = (
     *("split_k", "stages", "warps", "blocks", "wave_m", "wave_n", "wave_k"),
-    *("num_groups_to_merge", "block_per_cu", "double_smem_buffer", "two_stage"),
+    *("num_groups_to_merge", "block_per_cu", "double_smem_buffer", "two_stage", "group_m"),
 )
 """Traits that shared helpers use, whether or not a kind of kernel has them."""
 COMMON_TEXT = ("pipeline", "family")
@@ -94,3 +94,11 @@ def arch_values(arch: Arch) -> dict[str, Any]:
     values |= {f"a_{name}": getattr(arch, name) for name in ARCH_FIGURES}
     fallback = arch.peak_tflops.get("fp32", 1.0)
     return values | {f"a_peak_{n}": arch.peak_tflops.get(n, fallback) for n in PEAKS}
+
+
+def figures(arch: Arch) -> dict[str, Any]:
+    """The figures that features use, JSON-ready, as `Arch.with_figures` takes them back."""
+    return {
+        **{name: getattr(arch, name) for name in ARCH_FIGURES},
+        "peak_tflops": dict(arch.peak_tflops),
+    }

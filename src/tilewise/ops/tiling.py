@@ -1,8 +1,11 @@
 """Helpers and features that every op shares: tiles, waves, occupancy and the analytic model.
 
 An op's own helpers come first and give `groups`, `gm`, `gn`, `gk` (the product behind the op, per
-group), `flops`, `bytes`, `out_elements`, `vector` (elements that one aligned load can take) and
-`tile_groups` (groups after merging). Times are in microseconds.
+group), `rows` and `cols` (the same result as the kernel's tile lies on it), `flops`, `bytes`,
+`out_elements`, `vector` (elements that one aligned load can take), `tile_groups` (groups after
+merging), `copied` (elements that a kernel copies before it computes), `passes` (how often partial
+results go through memory) and `is_even` (work is dealt out by the step, not by the tile). Times are
+in microseconds.
 """
 
 from __future__ import annotations
@@ -38,24 +41,29 @@ TILE_HELPERS = {
     "tile_loads": "(tm + tn) * tk",
     "accumulators_per_thread": "tm * tn / threads",
     "units": "a_compute_units",
+    "slots": "units * max(1, k_blocks)",
     "xcd_units": "max(1, a_compute_units // max(1, a_num_xcd))",
-    "blocks_m": "ceil_div(gm, tm)",
-    "blocks_n": "ceil_div(gn, tn)",
+    "blocks_m": "ceil_div(rows, tm)",
+    "blocks_n": "ceil_div(cols, tn)",
     "steps": "ceil_div(ceil_div(gk, tk), split)",
     "tiles": "tile_groups * blocks_m * blocks_n * split",
-    "waves": "ceil_div(tiles, units)",
+    "waves": "ceil_div(tiles, slots)",
     "smem": "tile_loads * element_bytes * stages",
     "resident": "max(1, min(a_smem_bytes // max(1, smem), a_max_warps_per_cu // warps, "
     "a_registers_per_cu // (threads * (accumulators_per_thread + 48)))) if is_gpu else 1",
-    "fill_m": "gm / (blocks_m * tm)",
-    "fill_n": "gn / (blocks_n * tn)",
+    "fill_m": "rows / (blocks_m * tm)",
+    "fill_n": "cols / (blocks_n * tn)",
     "fill_k": "gk / (steps * split * tk)",
-    "wave_fill": "tiles / (waves * units)",
-    "serial_steps": "waves * steps",
+    "wave_fill": "tiles / (waves * slots)",
+    "serial_steps": "ceil_div(tiles * steps, slots) if is_even else waves * steps",
     "misaligned": "8 / vector - 1",
     # The analytic model: waves of tiles at the rate of the arithmetic, or bytes at that of memory.
     "compute_us": "serial_steps * units * 2 * tile_volume / (peak_tflops * 1000000 * rate)",
     "strip_bytes": "tiles * steps * tile_loads * element_bytes",
+    # Tiles in flight share rows and columns; walking `group_m` rows together squares their block.
+    "flight_m": "min(blocks_m, max(1, k_group_m))",
+    "flight_n": "min(blocks_n, ceil_div(min(tiles, slots), flight_m))",
+    "flight_bytes": "waves * (flight_m * tm + flight_n * tn) * steps * tk * element_bytes",
     "cache_bytes": "a_l3_bytes if a_l3_bytes > 0 else a_l2_bytes",
     "reread_bytes": "max(0, strip_bytes - bytes) if bytes > cache_bytes else 0",
     "memory_us": "(bytes + reread_bytes * 0.25) / (a_memory_gb_s * 1000)",
@@ -70,11 +78,15 @@ TILE_HELPERS = {
     "epilogue_us": "2 * tm * tn * out_bytes * units / (a_memory_gb_s * 1000)",
     "gpu_us": "a_launch_us / 2 + 0.3 * steps + reduce_us "
     "+ max(serial_steps * step_us + waves * epilogue_us, memory_us)",
+    # Copies go through a cache that is about four times as fast as memory, read and written.
+    "copy_us": "copied * 2 * element_bytes / (4 * a_memory_gb_s * 1000)",
     "cpu_us": "a_launch_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us) "
-    "+ reduce_us",
+    "+ reduce_us + copy_us",
     "analytic_us": "gpu_us if is_gpu else cpu_us",
 }
 
+APART = 4.0
+"""Octaves between problems that differ in kind (a layout), not in size."""
 AXES = {
     "at_m": "log2(max(1, gm))",
     "at_n": "log2(max(1, gn))",
@@ -97,6 +109,9 @@ CALIBRATION_TERMS = {
     "misaligned_steps": "steps * misaligned",
     "misaligned_serial": "serial_steps * misaligned",
     "partial_sums": "(split - 1) * out_elements * 0.000001",
+    "copied": "copied * 0.000001",
+    "passes": "(passes - 1) * out_elements * 0.000001",
+    "flight": "flight_bytes / (a_memory_gb_s * 1000)",
 }
 """What a kernel's time is a sum of, each with a factor that training finds per kernel."""
 
@@ -137,14 +152,22 @@ TILE_FEATURES = {
     "tile_eff_m": "fill_m",
     "tile_eff_n": "fill_n",
     "tile_eff_k": "fill_k",
-    "last_tile_m": "(gm - (blocks_m - 1) * tm) / tm",
-    "last_tile_n": "(gn - (blocks_n - 1) * tn) / tn",
+    "last_tile_m": "(rows - (blocks_m - 1) * tm) / tm",
+    "last_tile_n": "(cols - (blocks_n - 1) * tn) / tn",
     "last_tile_k": "(gk - (ceil_div(gk, tk) - 1) * tk) / tk",
     "overall_tile_efficiency": "fill_m * fill_n * fill_k",
     "cu_utilization": "wave_fill",
     "units_busy": "min(1, tiles / units)",
+    "slots_busy": "min(1, tiles / slots)",
     "tiles_per_unit": "tiles / units",
     "wave_count": "waves",
+    "last_wave": "tiles / slots - waves + 1",
+    "even_steps": "tiles * steps / slots",
+    "flight_traffic": "flight_bytes",
+    "flight_reuse": "flight_bytes / max(1, bytes)",
+    "copied_elements": "copied",
+    "copied_share": "copied * element_bytes / max(1, bytes)",
+    "result_passes": "passes",
     "resident_waves": "ceil_div(tiles, units * resident)",
     "resident_wave_fill": "tiles / (ceil_div(tiles, units * resident) * units * resident)",
     "xcd_waves": "ceil_div(ceil_div(tiles, max(1, a_num_xcd)), xcd_units)",
@@ -153,20 +176,20 @@ TILE_FEATURES = {
     "serial_loads": "serial_steps * tile_loads",
     "chain_volume": "steps * tile_volume",
     "chain_loads": "steps * tile_loads",
-    "ratio_m_to_tile_m": "gm / tm",
-    "ratio_n_to_tile_n": "gn / tn",
+    "ratio_m_to_tile_m": "rows / tm",
+    "ratio_n_to_tile_n": "cols / tn",
     "ratio_k_to_tile_k": "gk / tk",
-    "problem_smaller_than_tile_m": "gm < tm",
-    "problem_smaller_than_tile_n": "gn < tn",
+    "problem_smaller_than_tile_m": "rows < tm",
+    "problem_smaller_than_tile_n": "cols < tn",
     "problem_smaller_than_tile_k": "gk < tk",
-    "any_dim_too_small": "gm < tm or gn < tn or gk < tk",
+    "any_dim_too_small": "rows < tm or cols < tn or gk < tk",
     "wasted_outputs": "groups * (blocks_m * tm * blocks_n * tn - gm * gn)",
     "padded_outputs": "blocks_m * tm * blocks_n * tn",
     "strip_traffic": "strip_bytes",
     "strip_reuse": "strip_bytes / max(1, bytes)",
-    "tiles_swapped": "tile_groups * ceil_div(gm, tn) * ceil_div(gn, tm)",
-    "fill_n_by_tile_m": "gn / (ceil_div(gn, tm) * tm)",
-    "fill_m_by_tile_n": "gm / (ceil_div(gm, tn) * tn)",
+    "tiles_swapped": "tile_groups * ceil_div(rows, tn) * ceil_div(cols, tm)",
+    "fill_n_by_tile_m": "cols / (ceil_div(cols, tm) * tm)",
+    "fill_m_by_tile_n": "rows / (ceil_div(rows, tn) * tn)",
     "misaligned_work": "serial_steps * misaligned",
     "split_slices": "split",
     "partial_sum_bytes": "(split - 1) * out_elements * 8",

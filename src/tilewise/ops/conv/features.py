@@ -8,6 +8,7 @@ from tilewise.ops.conv.kernels import KERNEL_TYPES
 from tilewise.ops.conv.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
 from tilewise.ops.tiling import (
+    APART,
     AXES,
     CALIBRATED_FEATURES,
     DTYPE_HELPERS,
@@ -65,12 +66,21 @@ _HELPERS = {
     "vector": "8 if packed % 8 == 0 else 4 if packed % 4 == 0 else 2 if packed % 2 == 0 else 1",
     "store_vector": "8 if packed_out % 8 == 0 else 4 if packed_out % 4 == 0 else "
     "2 if packed_out % 2 == 0 else 1",
+    "rows": "gm",
+    "cols": "gn",
+    "is_even": "0",
+    "passes": "1",
+    # The implicit matrix is packed whole; images are copied once, padded.
+    "copied": 'groups * gm * gk if k_family == "implicit" else '
+    '(input_elements + output_elements - out_elements) if k_family == "direct" else 0',
     "merged": "max(1, k_num_groups_to_merge)",
     "tile_groups": "ceil_div(p_g, merged)",
     **TILE_HELPERS,
     **AXES,
     "at_taps": "log2(taps)",
     "at_stride": "log2(p_stride_d * p_stride_h * p_stride_w)",
+    "at_dilation": "log2(p_dilation_d * p_dilation_h * p_dilation_w)",
+    "at_layout": f'{APART} if p_layout == "nchw" else 0',
     **calibration_helpers(),
 }
 
@@ -141,6 +151,16 @@ _TILE_FEATURES = {
     "taps_per_step": "tk / max(1, group_c)",
     "pixels_to_tile_m": "out_h * out_w / tm",
     "filter_steps": "taps * serial_steps",
+    # Of CPU kernels: how rows of pixels and channels fill vectors, and what stays in cache.
+    "row_fill": "out_w / (ceil_div(out_w, max(1, k_lanes)) * max(1, k_lanes))",
+    "row_fill_in": "p_w / (ceil_div(p_w, max(1, k_lanes)) * max(1, k_lanes))",
+    "lane_fill_c": "group_c / (ceil_div(group_c, max(1, k_lanes)) * max(1, k_lanes))",
+    "lane_fill_k": "group_k / (ceil_div(group_k, max(1, k_lanes)) * max(1, k_lanes))",
+    "blocks_per_image": "out_h * out_w / k_block if k_block > 0 else 0",
+    "share_fill": "tiles / (ceil_div(tiles, units) * units)",
+    "group_share_fill": "tile_groups * p_n / (ceil_div(tile_groups * p_n, units) * units)",
+    "block_kib": "k_block * min(group_c, max(1, k_kc)) * element_bytes / 1024 "
+    "if k_block > 0 else 0",
 }
 
 

@@ -8,6 +8,7 @@ from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
 from tilewise.ops.gemm.kernels import KERNEL_TYPES
 from tilewise.ops.gemm.problem import LAYOUTS, GemmProblem
 from tilewise.ops.tiling import (
+    APART,
     AXES,
     CALIBRATED_FEATURES,
     DTYPE_HELPERS,
@@ -32,7 +33,17 @@ _HELPERS = {
     "gm": "p_m",
     "gn": "p_n",
     "gk": "p_k",
+    # Some kernels compute the transpose of C, the tile's rows lying on its columns: those that
+    # say so, and those that put the longer (GPU) or the shorter (CPU) side on the rows.
+    "is_thin": 'k_family in ["skinny", "gemv"]',
+    "is_swapped": 'k_swap > 0 or is_thin and (p_m < p_n if k_engine == "triton" else p_n < p_m)',
+    "rows": "gn if is_swapped else gm",
+    "cols": "gm if is_swapped else gn",
     "tile_groups": "groups",
+    "is_even": 'k_family == "streamk" or k_fill > 0',
+    "passes": "ceil_div(p_k, k_kc) if k_kc > 0 else 1",
+    "copied": '(p_batch * p_m * p_k if k_access == "panels" else 0) '
+    '+ (p_batch * p_k * p_n if k_access in ["panels", "bpanels"] else 0)',
     "flops": "2 * p_batch * p_m * p_n * p_k",
     "out_elements": "p_batch * p_m * p_n",
     "operand_elements": "p_batch * (p_m * p_k + p_k * p_n)",
@@ -45,6 +56,8 @@ _HELPERS = {
     "2 if packed_a % 2 == 0 and packed_b % 2 == 0 else 1",
     **TILE_HELPERS,
     **AXES,
+    "at_layout_a": f'{APART} if p_layout in ["crr", "ccr"] else 0',
+    "at_layout_b": f'{APART} if p_layout in ["rrr", "crr"] else 0',
     **calibration_helpers(),
 }
 
@@ -77,15 +90,42 @@ _PROBLEM_FEATURES = {
     "fits_l2": "bytes <= a_l2_bytes",
     "b_kib": "p_k * p_n * element_bytes / 1024",
     "a_kib": "p_k * p_m * element_bytes / 1024",
+    "result_kib": "p_m * p_n * out_bytes / 1024",
+    # Rows that begin on few cache lines or pages get in each other's way.
+    "pitch_a_mod_128": "packed_a * element_bytes % 128",
+    "pitch_b_mod_128": "packed_b * element_bytes % 128",
+    "pitch_c_mod_128": "p_n * out_bytes % 128",
+    "pitch_a_pages": "packed_a * element_bytes % 4096 == 0",
+    "pitch_b_pages": "packed_b * element_bytes % 4096 == 0",
+    "pitch_c_pages": "p_n * out_bytes % 4096 == 0",
+}
+
+_OWN_FEATURES = {
+    "swapped": "is_swapped",
+    "rows_on_tile": "rows",
+    "cols_on_tile": "cols",
+    "slice_of_k": "gk / split",
+    # Of CPU kernels: what threads share, and what stays in which cache.
+    "shared_blocks": 'blocks_m if k_split == "m" else '
+    'blocks_n if k_split in ["n", "long"] else blocks_m * blocks_n',
+    "share_fill_m": "blocks_m / (ceil_div(blocks_m, units) * units)",
+    "share_fill_n": "blocks_n / (ceil_div(blocks_n, units) * units)",
+    "blocks_mc": "p_m / k_mc if k_mc > 0 else 0",
+    "blocks_nc": "p_n / k_nc if k_nc > 0 else 0",
+    "depth": "min(p_k, k_kc) if k_kc > 0 else p_k",
+    "panel_kib": "(min(p_k, k_kc) if k_kc > 0 else p_k) * max(1, k_nr) * element_bytes / 1024",
+    "block_kib": "min(p_m, k_mc) * min(p_k, k_kc) * element_bytes / 1024 if k_mc > 0 else 0",
+    "edge_rows": "p_m % max(1, k_mr)",
+    "edge_cols": "p_n % max(1, k_nr)",
 }
 
 _PADDING_FEATURES = {
     feature: source
-    for d in "mnk"
+    for d, size in (("m", "rows"), ("n", "cols"), ("k", "gk"))
     for feature, source in (
-        (f"needs_padding_{d}", f"g{d} % t{d} != 0"),
-        (f"has_padding_when_needed_{d}", f"g{d} % t{d} != 0 and k_pad_{d} > 0"),
-        (f"missing_required_padding_{d}", f"g{d} % t{d} != 0 and k_pad_{d} == 0"),
+        (f"needs_padding_{d}", f"{size} % t{d} != 0"),
+        (f"has_padding_when_needed_{d}", f"{size} % t{d} != 0 and k_pad_{d} > 0"),
+        (f"missing_required_padding_{d}", f"{size} % t{d} != 0 and k_pad_{d} == 0"),
     )
 }
 
@@ -99,9 +139,11 @@ FEATURES = FeatureSet(
         "result_bytes": "out_bytes",
         **trait_features(_KERNEL),
         **TILE_FEATURES,
+        **_OWN_FEATURES,
         **_PADDING_FEATURES,
         "missing_any_required_padding": " or ".join(
-            f"(g{d} % t{d} != 0 and k_pad_{d} == 0)" for d in "mnk"
+            f"({size} % t{d} != 0 and k_pad_{d} == 0)"
+            for d, size in (("m", "rows"), ("n", "cols"), ("k", "gk"))
         ),
         **HARDWARE_FEATURES,
         **CALIBRATED_FEATURES,

@@ -1,0 +1,152 @@
+"""Retrains every shipped model from the published measurements; the same bytes come out.
+
+    python benchmarks/train_models.py [NAME ...] [--amd FILE.csv] [--check] [--json]
+
+`--check` trains beside the shipped folders, compares every byte and exits with 1 where one differs.
+AMD's measurements are not part of this repository; the model of them is left out without `--amd`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import amd_gfx950
+
+from tilewise.core.arch import Arch, load_arch
+from tilewise.core.model import load_model
+from tilewise.learn.dataset import from_stores
+from tilewise.learn.params import Params
+from tilewise.learn.train import save, train
+from tilewise.selection.models import SHIPPED as FOLDER
+
+ROOT = Path(__file__).resolve().parent.parent
+AMD = "ck_tile_gfx950_conv_fwd_bf16"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a shipped model is trained from, and how."""
+
+    name: str
+    store: str
+    """Below `datasets/`."""
+    arch: Arch
+    """With the figures of the device that was measured."""
+    dtype: str
+    op: str = "gemm"
+    params: Params = field(default_factory=Params)
+
+
+# Two cores of a virtual machine, as `tilewise arch detect` says.
+ICE_LAKE = load_arch("x86_avx512").with_figures(
+    device="Intel(R) Xeon(R) Processor @ 2.80GHz",
+    compute_units=2,
+    clock_mhz=2800,
+    l3_bytes=50331648,
+    memory_gb_s=24.0,
+)
+H200 = load_arch("sm_90", "H200")
+RECIPES = (
+    *(
+        Recipe(
+            name=f"x86_avx512_{op}_fp32",
+            store=f"icelake_2c/{op}",
+            arch=ICE_LAKE,
+            dtype="fp32",
+            op=op,
+        )
+        for op in ("gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+    ),
+    *(
+        Recipe(name=f"sm_90_gemm_{dtype}", store="h200/gemm", arch=H200, dtype=dtype)
+        for dtype in ("bf16", "fp16", "fp8")
+    ),
+)
+
+
+def make(recipe: Recipe, folder: Path, tell: Tell) -> None:
+    """Trains one model of published measurements."""
+    store = ROOT / "datasets" / recipe.store
+    data = from_stores([store], op=recipe.op, arch=recipe.arch, dtype=recipe.dtype)
+    trained = train(data, recipe.params, name=recipe.name, progress=tell)
+    save(trained, data, folder)
+
+
+def differences(old: Path, new: Path) -> list[str]:
+    """Files that are not the same in both folders."""
+    names = {p.name for folder in (old, new) if folder.is_dir() for p in folder.iterdir()}
+    return sorted(n for n in names if _bytes(old / n) != _bytes(new / n))
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def jobs(amd: Path | None) -> dict[str, Callable[[Path, Tell], None]]:
+    """Name -> what trains it into a folder."""
+    found: dict[str, Callable[[Path, Tell], None]] = {
+        r.name: lambda folder, tell, r=r: make(r, folder, tell) for r in RECIPES
+    }
+    if amd is not None:
+        found[AMD] = lambda folder, tell: amd_gfx950.make(amd, folder, tell)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="models to train; all by default")
+    parser.add_argument("--amd", type=Path, help="AMD's published CSV")
+    parser.add_argument("--check", action="store_true", help="compare with what is shipped")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    known = jobs(options.amd)
+    unknown = set(options.names) - set(known)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))} unknown; use {', '.join(known)}")
+    rows: list[dict[str, Any]] = []
+    for name in options.names or known:
+        with tempfile.TemporaryDirectory() as place:
+            fresh = Path(place) / name
+            known[name](fresh, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr))
+            differs = differences(FOLDER / name, fresh)
+            if not options.check:
+                shutil.rmtree(FOLDER / name, ignore_errors=True)
+                shutil.copytree(fresh, FOLDER / name)
+            rows.append({"model": name, "differs": differs, **_figures(fresh)})
+        if not options.json:
+            print(_line(rows[-1]))
+    if options.json:
+        print(json.dumps({"rows": rows}, indent=1))
+    sys.exit(1 if options.check and any(r["differs"] for r in rows) else 0)
+
+
+def _figures(folder: Path) -> dict[str, Any]:
+    model = load_model(folder)
+    found, ceiling = model.metrics["efficiency"], model.metrics["noise_ceiling"] or {}
+    return {
+        "problems": found["problems"],
+        "trees": model.forests["rank"].num_trees,
+        "reach": model.measured.reach,
+        **{k: found[k] for k in ("mean", "median", "p10", "min")},
+        **{f"ceiling_{k}": ceiling.get(k) for k in ("mean", "p10")},
+        "analytic_mean": model.metrics["analytic"]["mean"],
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    figures = " ".join(f"{k} {row[k]}" for k in ("mean", "median", "p10", "min", "ceiling_mean"))
+    same = f"differs in {', '.join(row['differs'])}" if row["differs"] else "the same bytes"
+    return f"{row['model']}: {row['problems']} problems, {figures}; {same}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Cross-validation: every problem is scored by a ranking that never saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.compile_expr import Array
+from tilewise.errors import InputError
+from tilewise.learn import beside
+from tilewise.learn.fit import Fitted, Start, Trainer
+from tilewise.learn.forests import Mask
+from tilewise.learn.params import Params
+from tilewise.learn.score import judge
+from tilewise.learn.split import folds
+
+Progress = Callable[[str], None]
+SEEN = -1
+"""The fold of a problem that a warm start's model was trained on: always learned, never scored."""
+_HARD_FOLDS = 4
+_HARD_TREES = 150
+_HARDEST = 4.0
+"""Times the mean loss; what is chosen worse for counts no more than that."""
+
+
+def silent(_: str) -> None:
+    """Shows no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValidated:
+    """Predictions for every scored row by a ranking that never saw its problem."""
+
+    fold: NDArray[np.int64]
+    """Per problem; `SEEN` where it was not scored."""
+    rows: Mask
+    """Which rows were scored."""
+    score: Array
+    predicted_us: Array
+    rounds: tuple[int, ...]
+
+
+def cross_validate(
+    trainer: Trainer,
+    params: Params,
+    *,
+    count: int = 5,
+    fold: NDArray[np.int64] | None = None,
+    start: Start | None = None,
+    progress: Progress = silent,
+) -> CrossValidated:
+    """Scores of every row from the folds that do not hold its problem.
+
+    After a warm start the problems of the old model cannot be scored honestly: they stay in every
+    training set, and only new ones are folded.
+    """
+    data = trainer.data
+    of_problem = _fold(trainer, params, count, start) if fold is None else fold
+    score, level = np.zeros(len(data)), np.zeros(len(data))
+    rounds = []
+    numbers = sorted(set(of_problem.tolist()) - {SEEN})
+    for place, number in enumerate(numbers):
+        progress(f"fold {place + 1} of {len(numbers)}")
+        test = (of_problem == number)[data.problem_index]
+        fitted = mined(trainer, ~test, params, start)
+        forest, _ = beside.level(trainer, ~test, params, start)
+        score[test] = trainer.score(fitted)[test]
+        level[test] = beside.predict_level(trainer, forest)[test]
+        rounds.append(fitted.rounds)
+    rows = (of_problem != SEEN)[data.problem_index]
+    return CrossValidated(of_problem, rows, score, np.exp2(level - score), tuple(rounds))
+
+
+def _fold(trainer: Trainer, params: Params, count: int, start: Start | None) -> NDArray[np.int64]:
+    problems = trainer.data.problems
+    if start is None:
+        return folds(problems, min(count, len(problems)), seed=params.seed)
+    fresh = [i for i, p in enumerate(problems) if p.key not in start.problems]
+    if len(fresh) < 2:
+        raise InputError(
+            f"a warm start is judged on problems that {start.name} never saw, and the data has "
+            f"{len(fresh)} of them; sweep new problems, or train without --warm-start"
+        )
+    found = np.full(len(problems), SEEN, np.int64)
+    chosen = [problems[i] for i in fresh]
+    found[fresh] = folds(chosen, min(count, len(chosen)), seed=params.seed)
+    return found
+
+
+def mined(trainer: Trainer, train: Mask, params: Params, start: Start | None = None) -> Fitted:
+    """A ranking; with `hard_rounds`, learned again with badly chosen problems weighted up."""
+    weight = None
+    for _ in range(params.hard_rounds):
+        weight = hard_weight(trainer, train, params, weight)
+    rows = None if weight is None else weight[trainer.data.problem_index]
+    return trainer.fit(train, params, weight=rows, start=start)
+
+
+def hard_weight(
+    trainer: Trainer, train: Mask, params: Params, before: Array | None = None
+) -> Array:
+    """How much each problem should count: more, the more a ranking that left it out lost there.
+
+    That is judged by folds within the training rows, never by the rows to be scored.
+    """
+    data = trainer.data
+    weight = np.ones(len(data.problems)) if before is None else before
+    index = np.unique(data.problem_index[train])
+    count = min(_HARD_FOLDS, len(index))
+    inner = folds([data.problems[i] for i in index], count, seed=params.seed + 7)
+    plain = replace(params, patience=0, trees=min(params.trees, _HARD_TREES))
+    score = np.zeros(len(data))
+    for number in range(count):
+        out = data.of_problems(index[inner == number]) & train
+        fitted = trainer.fit(train & ~out, plain, weight=weight[data.problem_index])
+        score[out] = trainer.score(fitted)[out]
+    outcome = judge(data, score, train)
+    loss = np.zeros(len(data.problems))
+    loss[outcome.problems] = 1 - outcome.efficiency
+    mean = max(float(loss[index].mean()), 1e-6)
+    harder: Array = weight * (1 + 0.5 * np.minimum(loss / mean, _HARDEST))
+    return harder

@@ -1,0 +1,85 @@
+"""How forests are grown: every setting, its default and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tilewise.errors import InputError
+
+OBJECTIVES = ("regression", "lambdarank", "top_decile")
+TARGETS = ("tflops", "latency", "bandwidth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """How forests are grown. `trees` is the most; fewer where the third split says so."""
+
+    objective: str = "regression"
+    base: bool = True
+    """Regress what the calibrated analytic model leaves over, instead of everything."""
+    trees: int = 200
+    leaves: int = 16
+    learning_rate: float = 0.09
+    min_rows: int = 20
+    row_share: float = 0.8
+    column_share: float = 0.5
+    l2: float = 5.0
+    max_bin: int = 127
+    max_features: int = 64
+    """The most features a ranking may use, those with the largest gains; 0 stands for all."""
+    focus: float = 2.0
+    """How much more the fast kernels of a problem count than the slow ones."""
+    hard_rounds: int = 0
+    """How often problems that were chosen badly for are weighted up and learned again."""
+    patience: int = 50
+    """Trees in a row that may bring the third split nothing; 0 grows all of them unasked."""
+    targets: tuple[str, ...] = ()
+    """Absolute quantities to learn beside the ranking."""
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"objective is {self.objective!r}; use {', '.join(OBJECTIVES)}")
+        for target in self.targets:
+            if target not in TARGETS:
+                raise InputError(f"target {target!r} is unknown; use {', '.join(TARGETS)}")
+        if not 2 <= self.leaves <= 255 or not 1 <= self.max_bin <= 255:
+            raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
+
+    @property
+    def has_base(self) -> bool:
+        """Whether scores start from the calibrated time; only a regression can."""
+        return self.base and self.objective == "regression"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "targets": list(self.targets)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Params:
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in known})
+
+    def lightgbm(self, **changes: Any) -> dict[str, Any]:
+        """The same under LightGBM's names; nothing in it depends on the machine."""
+        return {
+            "objective": "l2",
+            "num_leaves": self.leaves,
+            "learning_rate": self.learning_rate,
+            "min_data_in_leaf": self.min_rows,
+            "bagging_fraction": self.row_share,
+            "bagging_freq": 1,
+            "feature_fraction": self.column_share,
+            "lambda_l2": self.l2,
+            "max_bin": self.max_bin,
+            "use_missing": False,
+            "deterministic": True,
+            "force_row_wise": True,
+            "num_threads": self.threads,
+            "seed": self.seed,
+            "verbosity": -1,
+            **changes,
+        }

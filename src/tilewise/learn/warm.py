@@ -1,0 +1,75 @@
+"""Warm starts: what an old model must have in common with new data to be continued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tilewise.core.features import FeatureSet
+from tilewise.core.model import Model, load_model
+from tilewise.errors import ModelError
+from tilewise.learn.fit import Start, Trainer
+from tilewise.learn.forests import text_names
+from tilewise.learn.params import Params
+
+
+def warm_names(folder: Path) -> tuple[str, ...]:
+    """The features of the old ranking, which stay even where new data does not vary in them."""
+    return text_names(_read(folder, "rank.txt"))
+
+
+def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
+    """What to continue from, after checking that it speaks of the same things."""
+    old = load_model(folder)
+    text = _read(folder, "rank.txt")
+    seen = frozenset(json.loads(_read(folder, "folds.json")))
+    found = [
+        *_foreign(old, trainer, params),
+        *schema_differences(text_names(text), trainer.names, old.features, trainer.features),
+    ]
+    if found:
+        raise ModelError(f"{folder} cannot be continued: " + "; ".join(found))
+    return Start(text, old.calibration, seen, old.name)
+
+
+def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
+    """What the old model is for or was grown by that differs."""
+    data = trainer.data
+    objective = old.manifest.get("params", {}).get("objective", params.objective)
+    pairs = (
+        ("op", old.op, data.op),
+        ("arch", old.arch, data.arch.name),
+        ("dtypes", old.dtypes, data.dtypes),
+        ("objective", objective, params.objective),
+        ("base", old.has_base, params.has_base),
+    )
+    return [f"its {what} is {a}, here it is {b}" for what, a, b in pairs if a != b]
+
+
+def schema_differences(
+    before: tuple[str, ...], now: tuple[str, ...], old: FeatureSet, new: FeatureSet
+) -> list[str]:
+    """Every way in which the old features do not exist here with the same meaning."""
+    changed = [
+        n
+        for n in (*old.features, *old.helpers)
+        if n in new.expressions and old.expressions[n].source != new.expressions[n].source
+    ]
+    words = [f.name for f in old.fields if f.words and new.words.get(f.name, f.words) != f.words]
+    found = {
+        "features that are no longer there": [n for n in before if n not in now],
+        "redefined": changed,
+        "other words in": words,
+    }
+    return [
+        f"{what}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        for what, names in found.items()
+        if names
+    ]
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text()
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be continued: {name}: {error.strerror}") from None

@@ -1,0 +1,244 @@
+"""Judging: efficiency by hand, noise ceiling, reach, slices, comparison, families left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise.core.arch import load_arch
+from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.core.model import load_model
+from tilewise.errors import InputError
+from tilewise.learn.compare import compare, compare_evaluations
+from tilewise.learn.dataset import Dataset, from_measurements
+from tilewise.learn.evaluate import evaluate, leave_one_out
+from tilewise.learn.judging import worst
+from tilewise.learn.noise import noise_ceiling, remeasured
+from tilewise.learn.params import Params
+from tilewise.learn.reach import LEAST, MOST, by_distance, nearest_outside, reach, regions
+from tilewise.learn.score import judge, summary
+from tilewise.learn.slices import shape_family
+from tilewise.learn.synthetic import synthetic
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.gemm.problem import GemmProblem
+
+QUICK = Params(trees=30, leaves=8)
+
+
+def test_efficiency_by_hand(small_data: Dataset) -> None:
+    rows = small_data.problem_index < 2
+    outcome = judge(small_data, np.where(small_data.is_ok, -small_data.time_us, -np.inf), rows)
+    assert outcome.efficiency.tolist() == [1.0, 1.0]
+    assert outcome.place.tolist() == [0, 0]
+    assert outcome.ndcg == pytest.approx([1.0, 1.0])
+    backwards = judge(small_data, np.where(small_data.is_ok, small_data.time_us, -np.inf), rows)
+    for i in range(2):
+        own = small_data.time_us[(small_data.problem_index == i) & small_data.is_ok]
+        assert backwards.efficiency[i] == pytest.approx(own.min() / own.max())
+    assert backwards.ndcg.max() < 1
+
+
+def test_choosing_a_failure_scores_nothing() -> None:
+    data = synthetic("gemm", arch=load_arch("gfx950"), problems=4, kernels=5)
+    times = data.time_us.copy()
+    times[data.kernel_index == 0] = np.nan
+    spoiled = replace(data, time_us=times)
+    outcome = judge(spoiled, (data.kernel_index == 0).astype(float))
+    assert outcome.efficiency.tolist() == [0.0] * 4
+
+
+def test_the_noise_ceiling_falls_with_noise() -> None:
+    quiet = synthetic("gemm", arch=load_arch("gfx950"), problems=20, kernels=8, noise=0.001)
+    loud = synthetic("gemm", arch=load_arch("gfx950"), problems=20, kernels=8, noise=0.3)
+    a, b = noise_ceiling(quiet, draws=20), noise_ceiling(loud, draws=20)
+    assert a is not None
+    assert b is not None
+    assert 100 >= a["mean"] > b["mean"]
+    unknown = replace(quiet, spread_us=np.full(len(quiet), np.nan))
+    assert noise_ceiling(unknown) is None
+
+
+def test_a_second_reading_is_the_ceiling_where_there_is_one() -> None:
+    data = synthetic("gemm", arch=load_arch("gfx950"), problems=4, kernels=3, noise=0.0)
+    # By first readings the second kernel won twice; on the last problem nothing was in doubt. The
+    # machine was slower when leaders were read again, which says nothing about either.
+    first = np.array([12, 11, np.nan] * 2 + [9, 11, np.nan] + [np.nan] * 3)
+    again = np.array([20, 22, np.nan] * 3 + [np.nan] * 3)
+    times = np.tile([10.0, 11.0, 15.0], 4)
+    twice = replace(data, time_us=times, first_us=first, again_us=again)
+    found = remeasured(twice)
+    assert found is not None
+    assert found["mean"] == pytest.approx(100 * (2 + 2 * 10 / 11) / 4, abs=1e-3)
+    assert found["problems"] == 3
+    ceiling = noise_ceiling(twice)
+    assert ceiling is not None
+    assert ceiling["how"] == "remeasured"
+    assert remeasured(data) is None
+    rarely = np.where(data.problem_index == 0, first, np.nan)
+    assert remeasured(replace(twice, first_us=rarely)) is None
+
+
+def test_the_fastest_reading_counts_and_the_first_is_kept(small_data: Dataset) -> None:
+    setting = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy())
+    problem, kernels = small_data.problems[0], small_data.kernels[:4]
+    readings = [(0, 5.0), (0, 3.0), (1, 4.0), (2, 6.0), (2, 7.0), (3, 2.0), (3, None)]
+    rows = [
+        Measurement.of(
+            problem,
+            kernels[k],
+            setting,
+            status="ok" if us else "crash",
+            time_us=us,
+            attempt=i,
+        )
+        for i, (k, us) in enumerate(readings)
+    ]
+    for order in (rows, rows[::-1]):
+        data = from_measurements(order)
+        place = [[k.name for k in data.kernels].index(k.name) for k in kernels]
+        at = [data.kernel_index.tolist().index(p) for p in place]
+        assert data.first_us is not None
+        assert data.time_us[at][:3].tolist() == [3.0, 4.0, 6.0]
+        assert data.first_us[at][[0, 2]].tolist() == [5.0, 6.0]
+        assert data.again_us is not None
+        assert data.again_us[at][[0, 2]].tolist() == [3.0, 7.0]
+        # What failed the last time it was tried has failed.
+        assert np.isnan([data.first_us[at[1]], data.time_us[at[3]]]).all()
+
+
+def bands(*means: float) -> list[dict[str, Any]]:
+    return [{"octaves": [i / 2, (i + 1) / 2], "mean": mean} for i, mean in enumerate(means)]
+
+
+def test_reach_ends_where_efficiency_falls() -> None:
+    assert reach(bands(99, 98.5, 97, 96.5, 90, 99)) == 2.0
+    assert reach(bands(99, 90)) == LEAST
+    assert reach(bands(*[99] * 30)) == MOST
+    assert reach([]) == LEAST
+
+
+def test_evidence_by_distance_joins_thin_bands() -> None:
+    far = np.r_[np.full(20, 0.1), np.full(3, 0.7), np.full(9, 1.2), 5.0]
+    good = np.r_[np.full(20, 1.0), np.full(3, 0.6), np.full(9, 0.9), 0.1]
+    found = by_distance(far, good, good)
+    assert [b["octaves"] for b in found] == [[0.0, 0.5], [0.5, 1.5]]
+    assert [b["problems"] for b in found] == [20, 12]
+    assert found[1]["mean"] == pytest.approx(100 * (3 * 0.6 + 9 * 0.9) / 12, abs=0.01)
+
+
+def test_a_trained_model_says_how_far_it_reaches(small_trained: Any) -> None:
+    model = small_trained.model
+    assert LEAST <= model.measured.reach <= MOST
+    assert model.measured.reach == reach(model.metrics["by_distance"])
+    assert model.metrics["by_distance"][-1]["octaves"][1] > 1
+
+
+def test_regions_are_apart() -> None:
+    points = np.array([[0.0, 0], [0, 1], [9, 0], [9, 1], [0, 20]])
+    region = regions(points, 3)
+    assert region[0] == region[1]
+    assert region[2] == region[3]
+    assert len(set(region.tolist())) == 3
+    assert nearest_outside(points, region).tolist() == [9, 9, 9, 9, 19]
+
+
+def test_trained_problems_are_judged_out_of_fold(small_data: Dataset, small_model: Path) -> None:
+    seen = evaluate(small_model, small_data)
+    assert seen.unseen == 0
+    assert seen.out_of_fold == len(small_data.problems)
+    expected = load_model(small_model).metrics["efficiency"]["mean"]
+    report = seen.to_dict()
+    assert report["efficiency"]["mean"] == pytest.approx(expected)
+    assert len(report["worst"]) == 10
+    wanted = {"shape", "layout", "pipeline", "groups", "direction", "network"}
+    assert wanted <= set(report["slices"])
+    for groups in report["slices"].values():
+        assert sum(g["problems"] for g in groups.values()) == len(small_data.problems)
+    assert all(w["why"] for w in report["worst"])
+    fresh = synthetic("gemm", arch=load_arch("gfx950"), problems=12, kernels=20, seed=9)
+    other = evaluate(small_model, fresh)
+    assert other.unseen == 12
+
+
+def test_the_worst_choices_say_why() -> None:
+    data = synthetic("gemm", arch=load_arch("gfx950"), problems=4, kernels=3, noise=0.0)
+    times = np.tile([10.0, 15.0, 30.0], 4)
+    predicted = np.array([[20, 15, 30], [10, 5, 30], [10.1, 10, 30], [12, 11, 30.0]]).ravel()
+    spread = np.repeat([0.0, 0.0, 0.0, 4.0], 3)
+    made = replace(data, time_us=times, spread_us=spread)
+    found = {str(w["problem"]): w["why"] for w in worst(made, judge(made, -predicted), predicted)}
+    assert [found[str(p.to_dict())] for p in data.problems] == [
+        "the best kernel was taken for 2.00 times as slow as it is",
+        "the chosen kernel was taken for 3.00 times as fast as it is",
+        "they were predicted 1.0 % apart, as good as tied",
+        "their times differ by less than they spread",
+    ]
+
+
+def test_shapes_have_families() -> None:
+    gemm = [(1, 64, 64), (16, 512, 64), (64, 64, 4096), (300, 333, 64), (64, 64, 64), (4096,) * 3]
+    names = ["vector", "skinny", "deep", "odd", "small", "large"]
+    assert [shape_family(GemmProblem(m=m, n=n, k=k)) for m, n, k in gemm] == names
+    layer = {"n": 1, "c": 64, "k": 64, "h": 28, "w": 28, "y": 3, "x": 3}
+    conv = [
+        {},
+        {"g": 64},
+        {"g": 4},
+        {"y": 1, "x": 1},
+        {"stride_h": 2},
+        {"dilation_w": 2},
+        {"z": 3, "d": 9},
+    ]
+    names = ["dense", "depthwise", "grouped", "pointwise", "strided", "dilated", "3-D"]
+    assert [shape_family(ConvProblem(**{**layer, **c})) for c in conv] == names
+
+
+def test_leaving_one_family_out(small_data: Dataset) -> None:
+    labels = tuple({"family": "even" if i % 2 else "odd"} for i in range(len(small_data.problems)))
+    report = leave_one_out(replace(small_data, labels=labels), "family", QUICK)
+    assert set(report) == {"all", "even", "odd"}
+    assert report["even"]["problems"] + report["odd"]["problems"] == report["all"]["problems"]
+    assert "analytic_mean" in report["odd"]
+    by_shape = leave_one_out(small_data, "shape", QUICK)
+    assert len(by_shape) > 2
+    with pytest.raises(InputError, match="nothing to leave out"):
+        leave_one_out(small_data, "family", QUICK)
+
+
+def test_comparison_follows_its_rules(small_data: Dataset, small_model: Path) -> None:
+    same = compare(small_model, small_model, small_data)
+    assert same["passed"]
+    assert same["worse"] == 0
+    good = evaluate(small_model, small_data)
+    bad = replace(good, score=-good.score)
+    verdict = compare_evaluations(good, bad)
+    assert not verdict["passed"]
+    assert verdict["fallen"]
+    # A single problem that falls far is enough to fail, even where the averages hold.
+    one = good.score.copy()
+    one[small_data.problem_index == 0] *= -1
+    verdict = compare_evaluations(good, replace(good, score=one))
+    assert [c["passed"] for c in verdict["checks"]][-1] is False
+
+
+def test_a_mix_of_ops_must_be_chosen_from(small_data: Dataset) -> None:
+    setting = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy())
+    other = synthetic("conv_fwd", arch=load_arch("gfx950"), problems=2, kernels=2)
+    rows = [
+        Measurement.of(d.problems[0], d.kernels[0], setting, status="ok", time_us=3.0)
+        for d in (small_data, other)
+    ]
+    with pytest.raises(InputError, match="mix op conv_fwd, gemm"):
+        from_measurements(rows)
+    assert len(from_measurements(rows, op="gemm")) == 1
+    with pytest.raises(InputError, match="no measurements are left"):
+        from_measurements(rows, op="conv_bwd_data")
+
+
+def test_summary_of_nothing() -> None:
+    data = synthetic("gemm", arch=load_arch("gfx950"), problems=2, kernels=3)
+    assert summary(judge(data, data.time_us, np.zeros(len(data), bool))) == {"problems": 0}
