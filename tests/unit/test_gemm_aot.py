@@ -286,6 +286,35 @@ def test_legality_says_why() -> None:
         TritonGemmKernel(family="tma", dtype="bf16", tile_m=64, tile_n=64, tile_k=64, split_k=2)
 
 
+@pytest.mark.parametrize("name", AMD)
+def test_tiles_whose_narrow_loads_would_spill_are_refused(name: str) -> None:
+    arch = load_arch(name)
+    wide = TritonGemmKernel(
+        family="pointer", dtype="int8", tile_m=256, tile_n=128, tile_k=128, warps=8, stages=2
+    )
+    even = GemmProblem(m=4096, n=4096, k=4096, dtype="int8")
+    assert why_unusable(wide, even, arch) is None
+    for odd in (replace(even, k=4099), replace(even, layout="rrr")):
+        assert "spill" in str(why_unusable(wide, odd, arch))
+        pool = load_pool(get_op("gemm"), arch, ["triton"])
+        assert sum(why_unusable(kernel, odd, arch) is None for kernel in pool) >= 10
+
+
+def test_the_widest_tile_left_for_odd_rows_does_not_spill() -> None:
+    arch = load_arch("gfx942")
+    wide = TritonGemmKernel(
+        family="pointer", dtype="bf16", tile_m=256, tile_n=128, tile_k=64, warps=8, stages=2
+    )
+    odd = GemmProblem(m=4096, n=4096, k=4099, dtype="bf16")
+    assert why_unusable(wide, odd, arch) is None
+    widest = replace(wide, tile_n=256, tile_k=32)
+    assert "spill" in str(why_unusable(widest, odd, arch))
+    assert resources_of(compile_source(launch(wide, odd, arch).source, arch), arch).spills == 0
+    gelu = Epilogue(bias=True, activation="gelu")
+    source = launch(widest, odd, arch, epilogue=gelu).source
+    assert resources_of(compile_source(source, arch), arch).spills > 0
+
+
 def test_strides_that_tma_cannot_take_are_refused() -> None:
     problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
     odd = ((65, 1), (1, 64), (64, 1))

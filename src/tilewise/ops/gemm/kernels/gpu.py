@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
@@ -233,6 +234,24 @@ def _why_not_for(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> 
         return f"swapping pays for few rows; M={p.m} is above {MAX_SWAPPED_ROWS}"
     if kernel.family in HOPPER_FAMILIES:
         return _why_not_copied(kernel, p)
+    if kernel.family != "gemv" and not arch.has("cp_async"):
+        return _why_not_held(kernel, p, arch)
+    return None
+
+
+def _why_not_held(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> str | None:
+    """Loads pass through registers: narrow ones take one each, and two for their address."""
+    p, size, threads = problem, element(problem.dtype).bytes, kernel.warps * arch.warp_size
+    along = [p.k if p.layout[0] == "r" else p.m, p.n if p.layout[1] == "r" else p.k]
+    needed = kernel.tile_m * kernel.tile_n // threads
+    tiles = (kernel.tile_n, kernel.tile_m) if kernel.swaps(p) else (kernel.tile_m, kernel.tile_n)
+    for extent, tile in zip(along, tiles, strict=True):
+        # Bytes that do not lie along K are put in order one by one.
+        width = 1 if size == 1 and p.layout != "rcr" else gcd(extent * size, 16)
+        needed += tile * kernel.tile_k * size // (width * threads) * (2 + -(-width // 4))
+    room = min(arch.max_registers_per_thread, arch.registers_per_cu // threads)
+    if needed >= room * 7 // 8:
+        return f"narrow loads of such rows would spill: about {needed} registers of {room}"
     return None
 
 
