@@ -429,6 +429,9 @@ class Clock(CpuTimer):
     def samples(self, call: Any, count: int, inner: int) -> list[float]:
         return [float(call()) for _ in range(count)]
 
+    def settle(self, call: Any) -> None:
+        """There is nothing to wait for, nor to wake."""
+
 
 def test_medians_and_spreads_are_those_of_the_samples() -> None:
     policy = Policy(warmup=1, min_repeats=9, max_repeats=9, time_ms=0.0)
