@@ -28,6 +28,10 @@ _PUBLIC = {
     "conv3d": "tilewise.functional",
     "conv_input_gradient": "tilewise.functional",
     "conv_weight_gradient": "tilewise.functional",
+    "linear": "tilewise.functional",
+    "scaled_matmul": "tilewise.functional",
+    "patch": "tilewise.torch_ops.switch",
+    "unpatch": "tilewise.torch_ops.switch",
     "capture": "tilewise.problems.capture",
     "Predictor": "tilewise.selection.predictor",
     "TilewiseError": "tilewise.errors",
@@ -50,10 +54,14 @@ __all__ = [
     "conv_input_gradient",
     "conv_weight_gradient",
     "detect",
+    "linear",
     "load_arch",
     "matmul",
+    "patch",
     "run",
+    "scaled_matmul",
     "select",
+    "unpatch",
 ]
 
 if TYPE_CHECKING:
@@ -67,12 +75,15 @@ if TYPE_CHECKING:
         conv3d,
         conv_input_gradient,
         conv_weight_gradient,
+        linear,
         matmul,
+        scaled_matmul,
     )
     from tilewise.ops.conv.problem import ConvProblem
     from tilewise.ops.gemm.problem import GemmProblem
     from tilewise.problems.capture import capture
     from tilewise.selection.predictor import Predictor
+    from tilewise.torch_ops.switch import patch, unpatch
 
 
 def __getattr__(name: str) -> Any:

@@ -1,25 +1,66 @@
-"""`matmul` and the convolutions on NumPy arrays and PyTorch tensors."""
+"""`matmul`, `linear` and the convolutions on NumPy arrays and PyTorch tensors."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tilewise.core.tensors import is_torch, view
-from tilewise.dispatch.calls import run_conv, run_matmul
+from tilewise.dispatch.calls import has_product, product_of_any, run_conv, run_matmul
 from tilewise.errors import TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, from_shapes, infer, layout_of
 
-__all__ = ["conv1d", "conv2d", "conv3d", "conv_input_gradient", "conv_weight_gradient", "matmul"]
+__all__ = [
+    *("conv1d", "conv2d", "conv3d", "conv_input_gradient", "conv_weight_gradient"),
+    *("linear", "matmul", "scaled_matmul"),
+]
+
+_torch_ops: Any = None
+
+
+def _tensors() -> Any:
+    """The front for PyTorch tensors, imported with the first of them."""
+    global _torch_ops
+    if _torch_ops is None:
+        from tilewise import torch_ops
+
+        _torch_ops = torch_ops
+    return _torch_ops
+
+
+if "torch" in sys.modules:  # so that a compiled function finds it imported
+    _tensors()
 
 
 def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Any:
-    """The product of [M, K] by [K, N], or of [batch, M, K] by [batch, K, N]."""
-    if _wants_gradient(a, b, out):
-        from tilewise.torch_ops import differentiable_matmul
+    """`a @ b` as NumPy and PyTorch mean it: matrices, vectors, and batches that broadcast."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _multiply(a, b, out, deterministic)
+    return (_torch_ops or _of_tensors(a, b)).matmul(a, b, out=out, deterministic=deterministic)
 
-        return differentiable_matmul(a, b, deterministic)
-    return run_matmul(a, b, out=out, deterministic=deterministic)
+
+def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Any:
+    """x Wᵀ + b for x [..., K] and weight [N, K], then `relu`, `gelu` or `silu` if asked."""
+    if not isinstance(x, np.ndarray):
+        return (_torch_ops or _of_tensors(x, weight)).linear(x, weight, bias, activation)
+    if activation not in (None, "none", "relu"):
+        raise TensorError(f"activation is {activation!r}; arrays take 'relu', tensors more")
+    result = matmul(x, weight.T)
+    if bias is not None:
+        result += bias
+    return np.maximum(result, 0, out=result) if activation == "relu" else result
+
+
+def scaled_matmul(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """The product of fp8 tensors, scaled as a whole or by rows of a and columns of b."""
+    front = _torch_ops or _of_tensors(a, b)
+    kind = {} if out_dtype is None else {"out_dtype": out_dtype}
+    return front.scaled_matmul(a, b, scale_a, scale_b, bias, **kind)
 
 
 def conv1d(
@@ -85,6 +126,8 @@ def conv_input_gradient(
 ) -> Any:
     """The gradient of a convolution's input of `input_size`, from its output's gradient."""
     layer = _layer(stride, padding, dilation, groups)
+    if is_torch(dy):
+        return _tensors().conv_input_gradient(input_size, w, dy, **layer)
     of = view(dy)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_data"}
     return run_conv(from_shapes(tuple(input_size), view(w).shape, **layer), dy, w)
@@ -102,6 +145,8 @@ def conv_weight_gradient(
 ) -> Any:
     """The gradient of a convolution's filter of `weight_size`, from its output's gradient."""
     layer = _layer(stride, padding, dilation, groups)
+    if is_torch(x):
+        return _tensors().conv_weight_gradient(x, weight_size, dy, **layer)
     of = view(x)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_weight"}
     return run_conv(from_shapes(of.shape, tuple(weight_size), **layer), x, dy)
@@ -111,41 +156,39 @@ def _layer(stride: Sizes, padding: Padding, dilation: Sizes, groups: int) -> dic
     return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
 
 
+def _of_tensors(a: Any, b: Any) -> Any:
+    """The front for tensors, where at least one of the operands is one."""
+    for operand in (a, b):
+        if not is_torch(operand):
+            view(operand)  # refuses what is neither
+    return _tensors()
+
+
+def _multiply(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
+    if has_product(a, b):
+        return run_matmul(a, b, out=out, deterministic=deterministic)
+    result = product_of_any(a, b, lambda x, y: run_matmul(x, y, deterministic=deterministic))
+    if out is None:
+        return result
+    if out.shape != result.shape:
+        raise TensorError(f"out has shape {out.shape}; it must be {result.shape}")
+    out[...] = result
+    return out
+
+
 def _convolve(
     rank: int, x: Any, w: Any, bias: Any, layer: dict[str, Any], out: Any, deterministic: bool
 ) -> Any:
+    if is_torch(x) and is_torch(w) and out is None:
+        return _tensors().convolve(rank, x, w, bias, **layer, deterministic=deterministic)
     if len(view(x).shape) != rank + 2:
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
     problem = infer(x, w, **layer)
     if bias is not None and tuple(bias.shape) != (problem.k,):
         raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({problem.k},)")
-    if _wants_gradient(x, w, out):
-        from tilewise.torch_ops import differentiable_conv
-
-        result = differentiable_conv(x, w, problem, deterministic)
-    else:
-        result = run_conv(problem, x, w, out=out, deterministic=deterministic)
-    if bias is None:
-        return result
-    spread = bias.reshape((1, -1, *(1,) * rank))
-    if is_torch(bias) and bias.requires_grad and out is None:
-        return result + spread
-    result += spread
+    if is_torch(x):
+        _tensors().refuse_gradient("out= cannot be differentiated", x, w, bias)
+    result = run_conv(problem, x, w, out=out, deterministic=deterministic)
+    if bias is not None:
+        result += bias.reshape((1, -1, *(1,) * rank))
     return result
-
-
-def _wants_gradient(a: Any, b: Any, out: Any) -> bool:
-    """Whether PyTorch has to remember this call for its backward pass."""
-    if not any(is_torch(t) and t.requires_grad for t in (a, b)):
-        return False
-    import torch
-
-    if not torch.is_grad_enabled():
-        return False
-    if not (is_torch(a) and is_torch(b)):
-        raise TensorError("a NumPy array and a tensor that requires a gradient; convert the array")
-    if out is not None:
-        raise TensorError("out= cannot be differentiated; leave it away or use torch.no_grad()")
-    if a.dtype.itemsize < 2:
-        raise TensorError(f"products of {a.dtype} have no gradient; convert to bfloat16 first")
-    return True

@@ -115,10 +115,14 @@ def test_copies_are_made_only_where_layouts_do_not_fit(registry: tw.Registry) ->
     [
         (np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32), "3 columns of a"),
         (np.zeros((2, 3), np.float32), np.zeros((3, 5), np.float16), "a is fp32 and b is fp16"),
-        (np.zeros(3, np.float32), np.zeros((3, 5), np.float32), r"pass \[M, K\] and \[K, N\]"),
+        (np.zeros((), np.float32), np.zeros((3, 5), np.float32), "scalars are multiplied"),
         (np.zeros((2, 3), np.int64), np.zeros((3, 5), np.int64), "dtype int64 is not supported"),
         ([[1.0]], np.zeros((1, 1), np.float32), "list is not a tensor"),
-        (np.zeros((2, 1, 3), np.float32), np.zeros((3, 3, 3), np.float32), "batch 2 and b 3"),
+        (
+            np.zeros((2, 1, 3), np.float32),
+            np.zeros((3, 3, 3), np.float32),
+            r"batch \(2,\) and b \(3,\)",
+        ),
         (np.zeros((2, 3), ">f4"), np.zeros((3, 5), ">f4"), "bytes are swapped"),
     ],
 )
@@ -357,12 +361,11 @@ def test_tensors_of_other_devices_and_libraries_are_refused() -> None:
     a, b = (torch.from_numpy(t) for t in arrays(3, 3, 3))
     with pytest.raises(TensorError, match="on meta"):
         tw.matmul(a, b, out=torch.empty(3, 3, device="meta"))
-    with pytest.raises(TensorError, match="on meta"):
-        tw.matmul(a.to("meta"), b.to("meta"))
-    with pytest.raises(TensorError, match="two libraries"):
-        tw.matmul(a, b.numpy())
-    with pytest.raises(TensorError, match="convert the array"):
-        tw.matmul(a.clone().requires_grad_(), b.numpy())
+    for left in (a, a.clone().requires_grad_()):
+        with pytest.raises(TensorError, match="two libraries"):
+            tw.matmul(left, b.numpy())
+        with pytest.raises(TensorError, match="two libraries"):
+            tw.matmul(b.numpy(), left)
 
 
 def test_a_callers_workspace_is_enough_at_any_address_and_checked() -> None:

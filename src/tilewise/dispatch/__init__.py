@@ -16,6 +16,7 @@ from tilewise.errors import TensorError
 from tilewise.ops.builder import load_pool
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.choice import Choice
+from tilewise.settings import Settings, settings
 
 __all__ = ["Dispatcher", "Priority", "Registry", "Result", "default_dispatcher", "run", "select"]
 
@@ -30,9 +31,14 @@ def default_registry(op: str, arch: Arch) -> Registry:
     return registry
 
 
-@cache
 def default_dispatcher(op: str, arch: Arch) -> Dispatcher:
     """The dispatcher behind `tilewise.matmul` and its like; one per op and architecture."""
+    return _dispatcher(op, arch, settings())
+
+
+@cache
+def _dispatcher(op: str, arch: Arch, under: Settings) -> Dispatcher:
+    """Settings say where models are, hence one dispatcher for each."""
     return default_registry(op, arch).dispatcher
 
 

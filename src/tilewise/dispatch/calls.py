@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
+import numpy as np
+
+from tilewise.core.tensors import is_torch
 from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.errors import TensorError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.infer import infer
 
@@ -28,3 +34,47 @@ def run_conv(
     if out is not None or not missing:
         return result
     return result.reshape((*result.shape[:2], *(1,) * missing, *result.shape[2:]))
+
+
+def has_product(a: Any, b: Any) -> bool:
+    """Whether both are matrices, or batches of them of one size."""
+    return bool(a.ndim == b.ndim == 2 or (a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0]))
+
+
+def product_of_any(a: Any, b: Any, product: Callable[[Any, Any], Any]) -> Any:
+    """`a @ b` as NumPy and PyTorch mean it for any dimensions, by products of matrices."""
+    if not a.ndim or not b.ndim:
+        raise TensorError(f"a has {a.ndim} dimensions and b {b.ndim}; scalars are multiplied by *")
+    x, y = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    (m, k), n = x.shape[-2:], y.shape[-1]
+    if y.shape[-2] != k:
+        raise TensorError(
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the {k} columns of a must be "
+            f"as many as the {y.shape[-2]} rows of b"
+        )
+    if y.ndim == 2:  # all rows below each other
+        result = product(x.reshape(prod(x.shape[:-1]), k), y).reshape((*x.shape[:-1], n))
+    else:
+        batch = _common(tuple(x.shape[:-2]), tuple(y.shape[:-2]))
+        left = _spread(x, (*batch, m, k)).reshape((prod(batch), m, k))
+        right = _spread(y, (*batch, k, n)).reshape((prod(batch), k, n))
+        result = product(left, right).reshape((*batch, m, n))
+    if a.ndim == 1:
+        result = result[..., 0, :]
+    return result[..., 0] if b.ndim == 1 else result
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The batch that both spread to."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    batch = []
+    for one, other in pairs:
+        if one != other and 1 not in (one, other):
+            raise TensorError(f"a has batch {a} and b {b}; sizes must be equal or one")
+        batch.append(other if one == 1 else one)
+    return tuple(batch)
+
+
+def _spread(tensor: Any, shape: tuple[int, ...]) -> Any:
+    return tensor.expand(shape) if is_torch(tensor) else np.broadcast_to(tensor, shape)

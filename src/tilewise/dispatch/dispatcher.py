@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
+from math import inf
 from typing import Any
 
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.core.tensors import view
 from tilewise.dispatch.chooser import Chooser
 from tilewise.dispatch.operands import Call, prepare
-from tilewise.dispatch.padding import plan_for
+from tilewise.dispatch.padding import (
+    WIDE_BYTES,
+    CopyingPlan,
+    copied_bytes,
+    plan_for,
+)
 from tilewise.dispatch.registry import Registry
 from tilewise.engines import Build, Plan, get_engine, is_foreign
 from tilewise.errors import (
@@ -31,6 +38,8 @@ from tilewise.selection.choice import Choice, Ranker
 log = logging.getLogger("tilewise")
 
 REMEMBERED_PLANS = 4096
+COPY_US = 5.0
+"""What a copy costs besides moving the bytes: another launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,7 @@ class Dispatcher:
         self.registry = registry
         self.rankers: tuple[Ranker, ...] = (*rankers, AnalyticRanker())
         self._lock = threading.RLock()
-        self._remembered: dict[tuple[Problem, bool], tuple[Plan | None, Choice]] = {}
+        self._remembered: dict[Any, tuple[Plan, Choice]] = {}
         self._version = registry.version
         self._told: set[str] = set()
         self._chooser = Chooser(registry, self.rankers)
@@ -105,8 +114,7 @@ class Dispatcher:
             return Result(
                 out=call.finish(), choice=self.select(problem), workspace_bytes=0, copied=()
             )
-        plan, choice = self.plan(problem, deterministic=deterministic)
-        plan, choice = self._execute(plan, choice, call, deterministic)
+        plan, choice = self.execute(problem, call, deterministic=deterministic)
         return Result(
             out=call.finish(),
             choice=choice,
@@ -114,22 +122,107 @@ class Dispatcher:
             copied=call.copied,
         )
 
-    def plan(self, problem: Problem, *, deterministic: bool = False) -> tuple[Plan, Choice]:
-        """A built kernel bound to `problem`, and the choice behind it; remembered."""
-        key = (problem, deterministic)
+    def plan(
+        self, problem: Problem, *, deterministic: bool = False, epilogue: Any = None
+    ) -> tuple[Plan, Choice]:
+        """A built kernel bound to `problem`, and the choice behind it; remembered.
+
+        Kernels that can fuse `epilogue` do; the plan's own `epilogue` says whether.
+        """
+
+        def make() -> tuple[Plan, Choice]:
+            choice = self.select(problem, deterministic=deterministic)
+            return self._first_that_builds(choice, epilogue)
+
+        return self._held((problem, deterministic, epilogue), make)
+
+    def execute(
+        self,
+        problem: Problem,
+        call: Call,
+        *,
+        deterministic: bool = False,
+        epilogue: Any = None,
+        vectors: Sequence[Any] = (),
+    ) -> tuple[Plan, Choice]:
+        """Runs a plan that takes the call's tensors where they are, and gives it.
+
+        `vectors` are the epilogue's tensors; they count only where the plan has an epilogue.
+        A kernel that fails is left out and the next one tried.
+        """
+        key: Any = (problem, deterministic, epilogue)
+        plan, choice = self.plan(problem, deterministic=deterministic, epilogue=epilogue)
+        if plan.why_unfit(call.operands, call.out) is not None:
+            tensors = (*call.operands, call.out)
+            key = (*key, tuple((view(t).strides, view(t).address % WIDE_BYTES) for t in tensors))
+            failed = choice
+            plan, choice = self._held(key, lambda: self._fitting(failed, call, epilogue))
+        while True:
+            more = vectors if plan.epilogue is not None else ()
+            try:
+                plan.execute((*call.operands, *more), call.out)
+                return plan, choice
+            except (BuildError, ExecutionError) as error:
+                if choice.kernel.engine == "vendor":
+                    raise
+                self._tell_once(f"{choice.kernel.name} failed and is left out: {error}")
+            rest = tuple(r for r in choice.ranking if r.kernel != choice.kernel)
+            next_kernel = rest[0].kernel if rest else self._vendor(choice.problem)
+            choice = replace(choice, kernel=next_kernel, ranking=rest)
+            plan, choice = self._first_that_builds(choice, epilogue)
+            if plan.why_unfit(call.operands, call.out) is not None:
+                plan, choice = self._fitting(choice, call, epilogue)
+            with self._lock:
+                self._remembered[key] = (plan, choice)
+
+    def _held(self, key: Any, make: Callable[[], tuple[Plan, Choice]]) -> tuple[Plan, Choice]:
+        """What is remembered under `key`, made now where nothing is."""
         with self._lock:
             if self._version != self.registry.version:
                 self._remembered.clear()
                 self._version = self.registry.version
             held = self._remembered.get(key)
             if held is None:
-                held = self._first_that_builds(self.select(problem, deterministic=deterministic))
+                held = make()
                 if len(self._remembered) >= REMEMBERED_PLANS:
                     self._remembered.pop(next(iter(self._remembered)))
                 self._remembered[key] = held
-        plan, choice = held
-        assert plan is not None
-        return plan, choice
+        return held
+
+    def _fitting(self, choice: Choice, call: Call, epilogue: Any) -> tuple[Plan, Choice]:
+        """The kernel that is fastest on the call's tensors, copying those it cannot reach."""
+        tensors = (*call.operands, call.out)
+        copy_us = COPY_US + 2 * copied_bytes(tensors) / (self.registry.arch.memory_gb_s * 1e3)
+        kernels = [ranked.kernel for ranked in choice.ranking]
+        start = kernels.index(choice.kernel) if choice.kernel in kernels else len(kernels)
+        best: tuple[float, Plan | None] = (inf, None)
+        for ranked in choice.ranking[start:]:  # those before could not be had
+            if ranked.predicted_us >= best[0]:
+                continue
+            plan = self._plan_or_none(ranked.kernel, choice.problem, epilogue)
+            us = ranked.predicted_us
+            if plan is not None and plan.why_unfit(call.operands, call.out) is not None:
+                plan = CopyingPlan(self.registry.op, plan, tensors)
+                if plan.why_unfit(call.operands, call.out) is not None:
+                    continue
+                us += copy_us
+            if plan is not None and us < best[0]:
+                best = (us, plan)
+        found = best[1]
+        if found is None:
+            kernel = self._vendor(choice.problem)
+            found = get_engine("vendor").plan(kernel, choice.problem, self.registry.arch)
+        why = "strides or addresses of the tensors count"
+        return found, replace(choice, kernel=found.kernel, reason=f"{choice.reason}; {why}")
+
+    def _plan_or_none(self, kernel: Kernel, problem: Problem, epilogue: Any) -> Plan | None:
+        if is_foreign(kernel.engine) or get_engine(kernel.engine).why_unavailable() is not None:
+            return None
+        engine, registry = get_engine(kernel.engine), self.registry
+        try:
+            return plan_for(registry.op, engine, kernel, problem, registry.arch, epilogue)
+        except (BuildError, ExecutionError):
+            return None
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Scratch memory that running `problem` will take."""
@@ -165,7 +258,7 @@ class Dispatcher:
             )
         return kernel
 
-    def _first_that_builds(self, choice: Choice) -> tuple[Plan, Choice]:
+    def _first_that_builds(self, choice: Choice, epilogue: Any = None) -> tuple[Plan, Choice]:
         """A plan of the best ranked kernel that can be had, else the vendor's."""
         rest = (r.kernel for r in choice.ranking if r.kernel != choice.kernel)
         failed: list[str] = []
@@ -180,9 +273,8 @@ class Dispatcher:
                 self._tell_once(f"the {kernel.engine} engine cannot be used: {why}")
                 continue
             try:
-                plan = plan_for(
-                    self.registry.op, engine, kernel, choice.problem, self.registry.arch
-                )
+                registry, problem = self.registry, choice.problem
+                plan = plan_for(registry.op, engine, kernel, problem, registry.arch, epilogue)
             except (BuildError, ExecutionError) as error:
                 why = str(error).removeprefix(kernel.name).strip()
                 failed.append(f"{kernel.name}: {why.splitlines()[0]}")
@@ -198,25 +290,6 @@ class Dispatcher:
         plan = get_engine("vendor").plan(kernel, choice.problem, self.registry.arch)
         reason = f"no kernel could be had: {failed[0]}" if failed else choice.reason
         return plan, replace(choice, kernel=kernel, path="vendor", reason=reason)
-
-    def _execute(
-        self, plan: Plan, choice: Choice, call: Call, deterministic: bool
-    ) -> tuple[Plan, Choice]:
-        """Runs the plan; a kernel that reports failure is left out and the next one tried."""
-        while True:
-            try:
-                plan.execute(call.operands, call.out)
-                return plan, choice
-            except ExecutionError as error:
-                if choice.kernel.engine == "vendor":
-                    raise
-                self._tell_once(f"{choice.kernel.name} failed and is left out: {error}")
-            rest = tuple(r for r in choice.ranking if r.kernel != choice.kernel)
-            next_kernel = rest[0].kernel if rest else self._vendor(choice.problem)
-            choice = replace(choice, kernel=next_kernel, ranking=rest)
-            plan, choice = self._first_that_builds(choice)
-            with self._lock:
-                self._remembered[(choice.problem, deterministic)] = (plan, choice)
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:

@@ -1,4 +1,4 @@
-"""Kernels that need aligned sizes serve others through zero-filled copies."""
+"""Kernels that need aligned sizes or strides serve other tensors through copies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import empty
+from tilewise.core.tensors import Storage, empty, view
 from tilewise.engines import Engine, Plan
 from tilewise.ops.contract import Op
+
+WIDE_BYTES = 16
 
 
 def aligned(op: Op, kernel: Kernel, problem: Problem) -> Problem:
@@ -29,10 +31,13 @@ def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
     return 2 * (problem.bytes + larger.bytes) / (arch.memory_gb_s * 1e3)
 
 
-def plan_for(op: Op, engine: Engine, kernel: Kernel, problem: Problem, arch: Arch) -> Plan:
-    """A plan for `problem`, padded where the kernel needs it."""
+def plan_for(
+    op: Op, engine: Engine, kernel: Kernel, problem: Problem, arch: Arch, epilogue: Any = None
+) -> Plan:
+    """A plan for `problem`, padded where the kernel needs it; it fuses `epilogue` if it can."""
     larger = aligned(op, kernel, problem)
-    plan = engine.plan(kernel, larger, arch)
+    fused = {"epilogue": epilogue} if epilogue is not None and engine.takes_epilogue else {}
+    plan = engine.plan(kernel, larger, arch, **fused)
     return plan if larger == problem else PaddedPlan(op, plan, problem)
 
 
@@ -42,6 +47,7 @@ class PaddedPlan(Plan):
     def __init__(self, op: Op, inner: Plan, problem: Problem) -> None:
         self.kernel = inner.kernel
         self.problem = problem
+        self.epilogue = inner.epilogue
         self._inner = inner
         self._shapes = op.shapes(inner.problem)
         self._storage = op.storage(inner.problem)
@@ -62,11 +68,82 @@ class PaddedPlan(Plan):
                 self._shapes, self._dtypes(), self._storage, strict=True
             )
         ]
-        for made, given in zip(inputs, operands, strict=True):
+        for made, given in zip(inputs, operands, strict=False):
             made[...] = 0
             made[_corner(given.shape)] = given
-        self._inner.execute(inputs, result, workspace)
+        # An epilogue reads vectors along the result's sides; the longer side is enough for each.
+        longest = max(self._shapes[-1])
+        more = [_grown(vector, longest) for vector in operands[len(inputs) :]]
+        self._inner.execute([*inputs, *more], result, workspace)
         out[...] = result[_corner(out.shape)]
+
+
+class CopyingPlan(Plan):
+    """A plan whose kernel cannot take some tensors where they are: they are copied before."""
+
+    def __init__(self, op: Op, inner: Plan, tensors: Sequence[Any]) -> None:
+        self.kernel = inner.kernel
+        self.problem = inner.problem
+        self.epilogue = inner.epilogue
+        self._inner = inner
+        self._storage = op.storage(inner.problem)
+        self._copied = irregular(tensors)
+        self.workspace_bytes = inner.workspace_bytes + copied_bytes(tensors)
+
+    def ready(self, operands: Sequence[Any], out: Any) -> tuple[list[Any], Any]:
+        """The tensors that the kernel sees; values of operands are in them."""
+        *inputs, result = [
+            empty(given, tuple(given.shape), view(given).dtype, storage)
+            if at in self._copied
+            else given
+            for at, (given, storage) in enumerate(
+                zip((*operands[: len(self._storage) - 1], out), self._storage, strict=True)
+            )
+        ]
+        for made, given in zip(inputs, operands, strict=False):
+            if made is not given:
+                made[...] = given
+        return [*inputs, *operands[len(inputs) :]], result
+
+    def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
+        return self._inner.why_unfit(*self.ready(operands, out))
+
+    def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
+        inputs, result = self.ready(operands, out)
+        self._inner.execute(inputs, result, workspace)
+        if result is not out:
+            out[...] = result
+
+
+def irregular(tensors: Sequence[Any]) -> frozenset[int]:
+    """Which of the operands and, last, the result lie where wide copies cannot reach.
+
+    Those engines want addresses, and the distances between an operand's rows, in multiples of
+    16 bytes; results are stored more freely.
+    """
+    found = set()
+    for at, tensor in enumerate(tensors):
+        seen = view(tensor)
+        size = dtype(seen.dtype).bytes
+        sides = zip(seen.shape, seen.strides, strict=True) if at < len(tensors) - 1 else ()
+        pitches = [stride * size for extent, stride in sides if extent > 1 and stride != 1]
+        if any(number % WIDE_BYTES for number in (seen.address, *pitches)):
+            found.add(at)
+    return frozenset(found)
+
+
+def copied_bytes(tensors: Sequence[Any]) -> int:
+    """How much of the operands and, last, the result has to be copied to be regular."""
+    views = [view(tensors[at]) for at in irregular(tensors)]
+    return sum(_elements(seen.shape) * dtype(seen.dtype).bytes for seen in views)
+
+
+def _grown(vector: Any, length: int) -> Any:
+    """A vector with zeros behind it."""
+    made = empty(vector, (length,), view(vector).dtype, Storage((0,), dense=1))
+    made[...] = 0
+    made[: vector.shape[0]] = vector
+    return made
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
 from tilewise.ops.builder import expand, filter_kernels
@@ -77,7 +78,7 @@ class Registry:
             for kernel in found:
                 self._kernels[kernel] = level
                 self._names[kernel.name] = kernel
-            self.version += 1
+        self._changed()
         return found
 
     def _resolve(
@@ -119,7 +120,7 @@ class Registry:
         for engine, kernels in by_engine.items():
             if is_foreign(engine):
                 continue
-            why = get_engine(engine).why_unavailable()
+            why = get_engine(engine).why_no_build()
             if why is not None:
                 done += [Build(kernel=k, status="compile_error", message=why) for k in kernels]
                 continue
@@ -128,8 +129,13 @@ class Registry:
             )
         with self._lock:
             self._builds.update({build.kernel: build for build in done})
-            self.version += 1
+        self._changed()
         return done
+
+    def _changed(self) -> None:
+        with self._lock:
+            self.version += 1
+        CALLS.forget()
 
     def note_build(self, build: Build) -> None:
         """Remembers what became of a kernel that was built on first use."""

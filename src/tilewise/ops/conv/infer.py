@@ -51,13 +51,18 @@ def from_shapes(
     values: dict[str, Any] = {"n": x[0], "c": x[1], "k": w[0], "g": groups}
     values |= dict(zip(dims, x[2:], strict=True))
     values |= dict(zip("zyx"[3 - rank :], w[2:], strict=True))
-    for name, given in (("stride", stride), ("dilation", dilation)):
-        values |= {
-            f"{name}_{dim}": s for dim, s in zip(dims, _sizes(name, given, rank), strict=True)
-        }
-    pads = _pads(padding, values, w[2:], dims)
-    values |= {f"pad_{dim}": pad for dim, pad in zip(dims, pads, strict=True)}
+    layer = settings(w, rank, stride, padding, dilation)
+    for name, sizes in zip(("stride", "pad", "dilation"), layer, strict=True):
+        values |= {f"{name}_{dim}": size for dim, size in zip(dims, sizes, strict=True)}
     return ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+
+
+def settings(
+    w: tuple[int, ...], rank: int, stride: Sizes, padding: Padding, dilation: Sizes
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Stride, padding and dilation of each dimension, for a filter of shape `w`."""
+    steps, gaps = _sizes("stride", stride, rank), _sizes("dilation", dilation, rank)
+    return steps, _pads(padding, w[2:], steps, gaps), gaps
 
 
 def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
@@ -76,21 +81,21 @@ def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
 
 
 def _pads(
-    padding: Padding, values: dict[str, Any], taps: tuple[int, ...], dims: str
+    padding: Padding, taps: tuple[int, ...], steps: tuple[int, ...], gaps: tuple[int, ...]
 ) -> tuple[int, ...]:
     if not isinstance(padding, str):
-        return _sizes("padding", padding, len(dims))
+        return _sizes("padding", padding, len(taps))
     if padding == "valid":
-        return (0,) * len(dims)
+        return (0,) * len(taps)
     if padding != "same":
         raise ProblemError(f"padding is {padding!r}; pass sizes, 'same' or 'valid'")
     pads = []
-    for dim, tap in zip(dims, taps, strict=True):
-        total = values[f"dilation_{dim}"] * (tap - 1)
-        if values[f"stride_{dim}"] != 1 or total % 2:
+    for tap, step, gap in zip(taps, steps, gaps, strict=True):
+        total = gap * (tap - 1)
+        if step != 1 or total % 2:
             raise ProblemError(
-                f"padding 'same' needs stride 1 and as much on both sides, but {dim} has stride "
-                f"{values[f'stride_{dim}']} and {total} in all; pad the input and use sizes"
+                f"padding 'same' needs stride 1 and as much on both sides, but a dimension has "
+                f"stride {step} and {total} in all; pad the input and use sizes"
             )
         pads.append(total // 2)
     return tuple(pads)

@@ -1,0 +1,204 @@
+"""tilewise on PyTorch tensors: plain ones go straight to kernels, all others through operators.
+
+Whatever needs PyTorch's dispatcher (gradients, autocast, torch.compile, modes, transforms) takes
+the `tilewise::` operators of `library`; a call that needs none of it skips them, as they cost
+several microseconds. What tilewise has no kernels for is left to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tilewise.core.tensors import view
+from tilewise.dispatch.calls import has_product, product_of_any, run_matmul
+from tilewise.errors import ProblemError, TensorError
+from tilewise.ops.conv.infer import Padding, Sizes, settings
+from tilewise.torch_ops import convolutions, library, products, scaled
+from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+_transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
+
+_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+
+
+def _is_watched() -> bool:
+    """Whether calls are cast, recorded, transformed or traced."""
+    return bool(_is_autocast() or _modes() or _tracing()) or _transform() is not None
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    """Whether kernels may read these tensors' memory with nobody noticing."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN or tensor.is_neg():
+            return False
+        if tensor.requires_grad and _is_grad_enabled():
+            return False
+    return not _is_watched()
+
+
+def _why_theirs(*tensors: Any) -> str | None:
+    """Why the call is left to PyTorch, or None; raises where it is nobody's."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            view(tensor)  # refuses what is no array either
+            raise TensorError("an array and a tensor are of two libraries; convert one of them")
+    if _transform() is not None:  # operators made in Python take no part in torch.func
+        return "tensors under a transform of torch.func"
+    return why_foreign(*given) or why_theirs(*given)
+
+
+def refuse_gradient(what: str, *tensors: Any) -> None:
+    if _is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+        raise TensorError(f"{what}; leave it away or use torch.no_grad()")
+
+
+def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Tensor:
+    """`torch.matmul` for tensors of any dimensions."""
+    if _is_compiling():
+        if out is not None or not has_kernels(a, b):
+            return torch.matmul(a, b, out=out)
+        return _product(a, b, deterministic)
+    if out is None and _is_plain(a, b):
+        return products.matmul(a, b, deterministic)
+    if out is not None:
+        return _matmul_into(a, b, out, deterministic)
+    why = _why_theirs(a, b)
+    if why:
+        return leave(why, torch.matmul, a, b)
+    if a.dtype.itemsize < 2:
+        refuse_gradient(f"products of {a.dtype} have no gradient", a, b)
+    return _product(a, b, deterministic)
+
+
+def _product(a: Tensor, b: Tensor, deterministic: bool) -> Tensor:
+    if has_product(a, b):
+        return library.matmul(a, b, deterministic)
+    result: Tensor = product_of_any(a, b, lambda x, y: library.matmul(x, y, deterministic))
+    return result
+
+
+def _matmul_into(a: Tensor, b: Tensor, out: Any, deterministic: bool) -> Tensor:
+    refuse_gradient("out= cannot be differentiated", a, b)
+    why = _why_theirs(a, b)
+    if why:
+        return leave(why, torch.matmul, a, b, out=out)
+    if has_product(a, b):
+        result: Tensor = run_matmul(a, b, out=out, deterministic=deterministic)
+        return result
+    result = products.matmul(a, b, deterministic)
+    if tuple(out.shape) != tuple(result.shape):
+        raise TensorError(f"out has shape {tuple(out.shape)}; it must be {tuple(result.shape)}")
+    out.copy_(result)
+    given: Tensor = out
+    return given
+
+
+def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, activated; the bias and activation are fused where possible."""
+    name = activation or "none"
+    products.check_activation(name)
+    if not _is_compiling():
+        if _is_plain(x, weight, bias):
+            return products.linear(x, weight, bias, name)
+        why = _why_theirs(x, weight, bias)
+        if why:
+            return leave(why, products.their_linear, name, x, weight, bias)
+    elif not has_kernels(x, weight):
+        return _ACTIVATE[name](functional.linear(x, weight, bias))
+    if name != "none" and _is_grad_enabled():  # its backward pass wants what was activated
+        return _ACTIVATE[name](library.linear(x, weight, bias, "none"))
+    return library.linear(x, weight, bias, name)
+
+
+def scaled_matmul(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """The product of fp8 matrices with scales, as `torch._scaled_mm` takes them."""
+    tensors = (a, b, scale_a, scale_b, bias)
+    if _is_compiling():
+        return library.scaled_matmul(*tensors, out_dtype)
+    refuse_gradient("scaled products have no gradient", *tensors)
+    if _is_plain(*tensors):
+        return scaled.scaled_matmul(*tensors, out_dtype)
+    _why_theirs(a, b, scale_a, scale_b)
+    return library.scaled_matmul(*tensors, out_dtype)
+
+
+def convolve(
+    rank: int,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Sizes,
+    padding: Padding,
+    dilation: Sizes,
+    groups: int,
+    deterministic: bool,
+) -> Tensor:
+    """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`."""
+    if x.dim() == rank + 1:  # one image without a batch
+        given = (bias, stride, padding, dilation, groups, deterministic)
+        return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
+    is_compiling = _is_compiling()
+    why = None if is_compiling else _why_theirs(x, w, bias)
+    if is_compiling and not has_kernels(x, w):
+        why = "tensors without kernels"
+    layer = None
+    if why is None:
+        try:
+            layer = settings(tuple(w.shape), rank, stride, padding, dilation)
+        except ProblemError as error:
+            if padding != "same":
+                raise
+            why = f"padding 'same' where {error}"
+    if layer is None:
+        theirs: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[
+            rank - 1
+        ]
+        args = (x, w, bias, stride, padding, dilation, groups)
+        return theirs(*args) if is_compiling else leave(str(why), theirs, *args)
+    convolutions.check(rank, x, w, bias, groups)
+    if not is_compiling and _is_plain(x, w, bias):
+        return convolutions.convolution(x, w, bias, (*layer, groups), deterministic)
+    return library.convolution(x, w, bias, *layer, groups, deterministic)
+
+
+def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:
+    """The gradient of a convolution's input of `size`."""
+    rank = len(size) - 2
+    groups = layer.pop("groups")
+    return library.conv_input_gradient(
+        list(size), w, dy, *settings(tuple(w.shape), rank, **layer), groups, False
+    )
+
+
+def conv_weight_gradient(x: Tensor, size: Any, dy: Tensor, **layer: Any) -> Tensor:
+    """The gradient of a convolution's filter of `size`."""
+    rank = len(size) - 2
+    groups = layer.pop("groups")
+    return library.conv_weight_gradient(
+        x, list(size), dy, *settings(tuple(size), rank, **layer), groups, False
+    )

@@ -1,0 +1,133 @@
+"""Plain tensors: from one look-up straight to a launch. The first call of a kind decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise.core.problem import Problem
+from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.dispatch.operands import Call, prepare
+from tilewise.dispatch.remembered import CALLS
+from tilewise.engines import Plan
+from tilewise.ops.contract import get_op
+from tilewise.torch_ops.theirs import tell_once
+
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int32": torch.int32,
+}
+"""What a result may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A call of one kind: the problem behind it, and how its tensors become operands."""
+
+    problem: Problem
+    allocate: Callable[[], Tensor]
+    """The result as the caller sees it."""
+    theirs: Callable[..., Tensor] | None
+    """The same by PyTorch, on the caller's tensors; None where PyTorch has nothing."""
+    deterministic: bool = False
+    operands: Callable[..., Sequence[Tensor]] = lambda *tensors: tensors
+    """The caller's tensors as the problem's operands."""
+    seen: Callable[[Tensor], Tensor] = lambda out: out
+    """The result as the problem's."""
+    epilogue: Any = None
+    vectors: Callable[..., Sequence[Tensor]] = lambda *tensors: ()
+    """Which of the caller's tensors the epilogue reads."""
+    finish: Callable[..., Any] | None = None
+    """`finish(out, *tensors)` does in PyTorch what the epilogue would."""
+
+
+def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
+    """Chooses, runs, and remembers the way for the next call under `key`."""
+    generation = CALLS.generation
+    if work.theirs is not None and _is_capturing(tensors[0]):
+        tell_once(
+            "a CUDA graph is being captured, and some call in it was never made before: PyTorch's "
+            "kernel goes into the graph. Run the model once before capturing it"
+        )
+        return work.theirs(*tensors)
+    dispatcher = default_dispatcher(work.problem.op, live_arch(tensors[0]))
+    options: dict[str, Any] = {"deterministic": work.deterministic, "epilogue": work.epilogue}
+    plan, choice = dispatcher.plan(work.problem, **options)
+    if choice.kernel.engine == "vendor" and work.theirs is not None:
+        CALLS.keep(key, work.theirs, generation)
+        return work.theirs(*tensors)
+    out = work.allocate()
+    call = prepare(dispatcher.registry.op, work.problem, work.operands(*tensors), work.seen(out))
+    vectors = work.vectors(*tensors)
+    plan, choice = dispatcher.execute(work.problem, call, vectors=vectors, **options)
+    call.finish()
+    if plan.epilogue is None and work.finish is not None:
+        work.finish(out, *tensors)
+    is_vendor = choice.kernel.engine == "vendor" and work.theirs is not None
+    ready = work.theirs if is_vendor else _ready(work, plan, call, tensors)
+    assert ready is not None
+    CALLS.keep(key, ready, generation)
+    return out
+
+
+def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Callable[..., Tensor]:
+    """The same call again, on tensors stored just like these."""
+    allocate, operands, seen = work.allocate, work.operands, work.seen
+    given = operands(*tensors)
+    if call.copied or not all(map(_is_same, given, call.operands)):
+        return partial(_again, work, plan)
+    is_fused = plan.epilogue is not None
+    vectors = work.vectors if is_fused else lambda *tensors: ()
+    finish = None if is_fused else work.finish
+    launch = plan.launcher((*call.operands, *vectors(*tensors)), call.out)
+    if plan.reads_addresses and not finish and all(map(_is_at, tensors, given)):
+
+        def straight(*tensors: Tensor) -> Tensor:
+            out = allocate()
+            launch(out, *tensors)
+            return out
+
+        return straight
+
+    def in_shape(*tensors: Tensor) -> Tensor:
+        out = allocate()
+        launch(seen(out), *operands(*tensors), *vectors(*tensors))
+        if finish is not None:
+            finish(out, *tensors)
+        return out
+
+    return in_shape
+
+
+def _is_at(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors start at the same element; a copy does not."""
+    return a.data_ptr() == b.data_ptr()
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return _is_at(a, b) and a.shape == b.shape
+
+
+def _again(work: Work, plan: Plan, *tensors: Tensor) -> Tensor:
+    """The chosen plan on other tensors, which are checked and copied as need be."""
+    out = work.allocate()
+    op = get_op(work.problem.op)
+    call = prepare(op, work.problem, work.operands(*tensors), work.seen(out))
+    more = work.vectors(*tensors) if plan.epilogue is not None else ()
+    plan.execute((*call.operands, *more), call.out)
+    call.finish()
+    if plan.epilogue is None and work.finish is not None:
+        work.finish(out, *tensors)
+    return out
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,189 @@
+"""Convolutions of plain tensors and both their gradients: nothing here sees autograd or modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise.core.tensors import view
+from tilewise.dispatch.remembered import CALLS
+from tilewise.errors import TensorError
+from tilewise.ops.conv.infer import from_shapes, layout_of
+from tilewise.torch_ops.calls import TORCH_DTYPES, Work, first
+from tilewise.torch_ops.products import NATIVE
+from tilewise.torch_ops.theirs import leave, why_theirs
+
+Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+"""Stride, padding, dilation and groups."""
+
+_is_deterministic = torch._C._get_deterministic_algorithms
+
+
+def convolution(
+    x: Tensor, w: Tensor, bias: Tensor | None, layer: Layer, deterministic: bool = False
+) -> Tensor:
+    """x [N, C, ...] convolved with w [K, C / groups, ...]."""
+    return _call("fwd", x, w, (), layer, deterministic, bias)
+
+
+def input_gradient(
+    size: Sequence[int], w: Tensor, dy: Tensor, layer: Layer, deterministic: bool = False
+) -> Tensor:
+    """The gradient of an input of `size`."""
+    return _call("bwd_data", dy, w, tuple(size), layer, deterministic)
+
+
+def weight_gradient(
+    x: Tensor, size: Sequence[int], dy: Tensor, layer: Layer, deterministic: bool = False
+) -> Tensor:
+    """The gradient of a filter of `size`."""
+    return _call("bwd_weight", x, dy, tuple(size), layer, deterministic)
+
+
+def _call(
+    direction: str,
+    first_one: Tensor,
+    second: Tensor,
+    size: tuple[int, ...],
+    layer: Layer,
+    deterministic: bool,
+    bias: Tensor | None = None,
+) -> Tensor:
+    tensors = (first_one, second) if bias is None else (first_one, second, bias)
+    try:
+        key = (
+            *(direction, first_one.shape, second.shape, first_one.stride(), second.stride()),
+            *(first_one.dtype, second.dtype, first_one.device, second.device, size, layer),
+            None if bias is None else (bias.dtype, bias.device),
+            (first_one.data_ptr() | second.data_ptr()) & 15,
+            deterministic or _is_deterministic(),
+        )
+    except RuntimeError:
+        key = None
+    call: Callable[..., Tensor] | None = CALLS.get(key)
+    if call is None:
+        return _first(key, direction, tensors, size, layer)
+    return call(*tensors)
+
+
+def _first(
+    key: Any,
+    direction: str,
+    tensors: tuple[Tensor, ...],
+    size: tuple[int, ...],
+    layer: Layer,
+) -> Tensor:
+    theirs = partial(_theirs, direction, size, layer)
+    why = why_theirs(*tensors[:2])
+    if why or key is None:
+        return leave(why or "tensors without memory of their own", theirs, *tensors)
+    one, two = tensors[:2]
+    shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
+    x, w = shapes.get(direction, (one.shape, size))
+    stride, padding, dilation, groups = layer
+    problem = from_shapes(
+        tuple(x),
+        tuple(w),
+        dtype=view(one).dtype,
+        layout=layout_of(view(one)),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        direction=direction,
+    )
+    shape = result_shape(x, w, layer) if direction == "fwd" else size
+    result = partial(
+        torch.empty_strided,
+        shape,
+        dense_strides(shape, problem.layout),
+        dtype=TORCH_DTYPES[problem.out_dtype],
+        device=one.device,
+    )
+    if problem.is_empty:
+        return theirs(*tensors) if one.dtype in NATIVE else result().zero_()
+    work = Work(
+        problem=problem,
+        allocate=result,
+        theirs=theirs if one.dtype in NATIVE else None,
+        deterministic=key[-1],
+        operands=lambda one, two, *bias: (one, two),
+        finish=_add_bias if len(tensors) > 2 else None,
+    )
+    return first(key, work, tensors)
+
+
+def _add_bias(out: Tensor, x: Tensor, w: Tensor, bias: Tensor) -> None:
+    out += bias.reshape(-1, *[1] * (out.dim() - 2))
+
+
+def check(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> None:
+    """Raises where shapes do not go together."""
+    if x.dim() != rank + 2 or w.dim() != rank + 2:
+        raise TensorError(
+            f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; conv{rank}d takes {rank + 2} "
+            "dimensions each"
+        )
+    if groups < 1 or x.shape[1] != w.shape[1] * groups:
+        raise TensorError(
+            f"x has {x.shape[1]} channels; a filter over {w.shape[1]} channels in {groups} groups "
+            f"needs {w.shape[1] * groups}"
+        )
+    if bias is not None and tuple(bias.shape) != (w.shape[0],):
+        raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({w.shape[0]},)")
+
+
+def result_shape(x: Sequence[Any], w: Sequence[Any], layer: Layer) -> tuple[Any, ...]:
+    """The shape of a convolution's result."""
+    stride, padding, dilation, _ = layer
+    sizes = [
+        (n + 2 * pad - gap * (taps - 1) - 1) // step + 1
+        for n, taps, step, pad, gap in zip(x[2:], w[2:], stride, padding, dilation, strict=True)
+    ]
+    return (x[0], w[0], *sizes)
+
+
+def dense_strides(shape: Sequence[Any], layout: str) -> tuple[Any, ...]:
+    """Strides of a packed tensor in a memory layout."""
+    rank = len(shape)
+    order = (0, *range(2, rank), 1) if layout == "nhwc" else range(rank)
+    strides = [1] * rank
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = step * shape[axis]
+    return tuple(strides)
+
+
+def _theirs(
+    direction: str,
+    size: tuple[int, ...],
+    layer: Layer,
+    one: Tensor,
+    two: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """PyTorch's own."""
+    stride, padding, dilation, groups = map(_listed, layer)
+    rank = one.dim() - 2
+    if direction == "fwd":
+        aten = torch.ops.aten.convolution.default
+        result: Tensor = aten(one, two, bias, stride, padding, dilation, False, [0] * rank, groups)
+        return result
+    is_data = direction == "bwd_data"
+    missing = one.new_empty(()).expand(size)  # only its sizes count
+    dy, x, w = (one, missing, two) if is_data else (two, one, missing)
+    gradients = torch.ops.aten.convolution_backward.default(
+        *(dy, x, w, None, stride, padding, dilation, False, [0] * rank, groups),
+        [is_data, not is_data, False],
+    )
+    gradient: Tensor = gradients[0 if is_data else 1]
+    return gradient
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,187 @@
+"""Matrix products of plain tensors on one device: nothing here sees gradients or modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tilewise.dispatch.calls import has_product, product_of_any
+from tilewise.dispatch.remembered import CALLS
+from tilewise.errors import TensorError
+from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
+from tilewise.ops.gemm.infer import infer
+from tilewise.torch_ops.calls import TORCH_DTYPES, Work, first
+from tilewise.torch_ops.theirs import leave, why_theirs
+
+NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""What PyTorch multiplies as it is."""
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu_,
+    "gelu": lambda x: x.copy_(functional.gelu(x)),
+    "silu": partial(functional.silu, inplace=True),
+}
+"""Activations in place."""
+
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
+
+def matmul(a: Tensor, b: Tensor, deterministic: bool = False) -> Tensor:
+    """[M, K] by [K, N], or the same in a batch."""
+    try:
+        kind = a.dtype
+        key = (
+            *(a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device),
+            (a.data_ptr() | b.data_ptr()) & 15,
+            deterministic or _is_deterministic(),
+            kind is torch.float32 and rounds_to_tf32(),
+        )
+    except RuntimeError:  # neither strided nor with memory of its own
+        return leave(_why(a, b), torch.matmul, a, b)
+    call: Callable[..., Tensor] | None = CALLS.get(key)
+    return _first_matmul(key, a, b) if call is None else call(a, b)
+
+
+def _first_matmul(key: Any, a: Tensor, b: Tensor) -> Tensor:
+    why = why_theirs(a, b)
+    if why:
+        return leave(why, torch.matmul, a, b)
+    *_, is_deterministic, is_tf32 = key
+    if not has_product(a, b):
+        result: Tensor = product_of_any(a, b, partial(matmul, deterministic=is_deterministic))
+        return result
+    problem = infer(a, b)
+    if is_tf32 and a.is_cuda:
+        problem = replace(problem, dtype="tf32")
+    shape = (*a.shape[:-1], b.shape[-1])
+    allocate = _allocate(shape, TORCH_DTYPES[problem.out_dtype], a)
+    if problem.is_empty:
+        return allocate().zero_()
+    theirs = torch.matmul if a.dtype in NATIVE else None
+    work = Work(problem=problem, allocate=allocate, theirs=theirs, deterministic=is_deterministic)
+    return first(key, work, (a, b))
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """x Wᵀ + b, activated; any leading dimensions."""
+    try:
+        kind = x.dtype
+        extra = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
+        key = (
+            *(x.shape, weight.shape, x.stride(), weight.stride(), kind, weight.dtype),
+            *(x.device, weight.device, (x.data_ptr() | weight.data_ptr()) & 15),
+            *(extra, activation, _is_deterministic()),
+            kind is torch.float32 and rounds_to_tf32(),
+        )
+    except RuntimeError:
+        return leave(_why(x, weight), their_linear, activation, x, weight, bias)
+    call: Callable[..., Tensor] | None = CALLS.get(key)
+    if call is None:
+        return _first_linear(key, x, weight, bias)
+    return call(x, weight) if bias is None else call(x, weight, bias)
+
+
+def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    *_, activation, is_deterministic, is_tf32 = key
+    check_activation(activation)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    theirs = partial(their_linear, activation)
+    why = why_theirs(*tensors)
+    if why is None and (weight.dim() != 2 or x.dim() == 0 or x.dtype not in NATIVE):
+        why = f"a linear layer of {x.dtype} with weights of {weight.dim()} dimensions"
+    if why:
+        return leave(why, theirs, *tensors)
+    check_linear(x, weight, bias)
+    if 0 in x.shape or 0 in weight.shape:
+        return theirs(*tensors)
+    n, k = weight.shape
+    rows = x.numel() // k
+
+    def operands(x: Tensor, weight: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        return x.reshape(rows, k), weight.t()
+
+    problem = infer(*operands(x, weight))
+    if is_tf32 and x.is_cuda:
+        problem = replace(problem, dtype="tf32")
+    is_plain = bias is None and activation == "none"
+    # Kernels read a bias of the result's type without gaps.
+    is_fusible = bias is None or bias.is_contiguous()
+    work = Work(
+        problem=problem,
+        allocate=_allocate((*x.shape[:-1], n), x.dtype, x),
+        theirs=theirs,
+        deterministic=is_deterministic,
+        operands=operands,
+        seen=lambda out: out.view(rows, n),
+        epilogue=None
+        if is_plain or not is_fusible
+        else Epilogue(bias=bias is not None, activation=activation),
+        vectors=lambda *tensors: tensors[2:],
+        finish=None if is_plain else partial(_finish_linear, activation),
+    )
+    return first(key, work, tensors)
+
+
+def their_linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """PyTorch's own."""
+    return ACTIVATE[activation](functional.linear(x, weight, bias))
+
+
+def _finish_linear(
+    activation: str, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> None:
+    if bias is not None:
+        out += bias
+    ACTIVATE[activation](out)
+
+
+def check_activation(activation: str) -> None:
+    """Raises where there is no such activation."""
+    if activation not in ACTIVATIONS:
+        raise TensorError(f"activation is {activation!r}; use one of {', '.join(ACTIVATIONS)}")
+
+
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raises where shapes, dtypes or devices do not go together."""
+    if weight.shape[1] != x.shape[-1]:
+        raise TensorError(
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; the last size of x "
+            "must be the last of weight"
+        )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({weight.shape[0]},)")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise TensorError(f"{name} is {tensor.dtype} and x is {x.dtype}; convert one of them")
+        if tensor is not None and tensor.device != x.device:
+            raise TensorError(
+                f"{name} is on {tensor.device} and x on {x.device}; move them to one device"
+            )
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Callable[[], Tensor]:
+    return partial(torch.empty, shape, dtype=dtype, device=like.device)
+
+
+def _why(*tensors: Tensor) -> str:
+    return why_theirs(*tensors) or "tensors without memory of their own"
+
+
+def rounds_to_tf32() -> bool:
+    """Whether PyTorch may round fp32 operands on GPUs."""
+    return _fp32_precision() == "tf32"
+
+
+def _fp32_precision() -> str:
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        found: str = torch._C._get_fp32_precision_getter("cuda", "matmul")
+        return found
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,0 +1,88 @@
+"""What tilewise leaves to PyTorch, and why; each reason is told once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewise.errors import TensorError
+
+log = logging.getLogger("tilewise")
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types whose memory is what it seems; further subclasses have a mind of their own."""
+OPERANDS = frozenset(
+    {
+        *(torch.float32, torch.float16, torch.bfloat16, torch.int8),
+        *(torch.float8_e4m3fn, torch.float8_e5m2),
+    }
+)
+DEVICES = ("cpu", "cuda")
+_REAL_FAULTS: tuple[type[Exception], ...] = (
+    torch.OutOfMemoryError,
+    *([torch.AcceleratorError] if hasattr(torch, "AcceleratorError") else []),
+)
+_told: set[str] = set()
+
+
+def has_kernels(*tensors: torch.Tensor) -> bool:
+    """Whether tilewise has kernels for such tensors; simple enough to be traced."""
+    return all(
+        t.dtype in OPERANDS and t.layout == torch.strided and t.device.type in DEVICES
+        for t in tensors
+    )
+
+
+def why_theirs(*tensors: torch.Tensor) -> str | None:
+    """Why tilewise has no kernels for such tensors, or None; raises where they are apart."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"{'nested' if tensor.is_nested else tensor.layout} tensors"
+        if tensor.dtype not in OPERANDS:
+            return f"operands of {tensor.dtype}"
+        if tensor.device.type not in DEVICES:
+            return f"tensors on {tensor.device.type}"
+    for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            raise TensorError(
+                f"tensors are on {tensors[0].device} and {tensor.device}; move them to one device"
+            )
+    return None
+
+
+def why_foreign(*tensors: torch.Tensor) -> str | None:
+    """Why tensors are neither plain nor stand-ins for plain ones, or None."""
+    for tensor in tensors:
+        if type(tensor) not in PLAIN and not _is_stand_in(tensor):
+            return f"tensors of type {type(tensor).__name__}"
+    return None
+
+
+def _is_stand_in(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(tensor, FakeTensor | FunctionalTensor)
+
+
+def leave(
+    reason: str, function: Callable[..., torch.Tensor], *args: Any, **settings: Any
+) -> torch.Tensor:
+    """PyTorch's result; where PyTorch refuses too, that is the caller's mistake."""
+    tell_once(f"left to PyTorch: {reason}")
+    try:
+        return function(*args, **settings)
+    except _REAL_FAULTS:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise TensorError(f"tilewise does not take {reason}, and PyTorch says: {error}") from error
+
+
+def tell_once(message: str) -> None:
+    """Logs a warning, the first time."""
+    if message not in _told:
+        _told.add(message)
+        log.warning(message)
