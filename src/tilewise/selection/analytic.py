@@ -10,9 +10,6 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.ops.roofline import Estimates
 
-CACHE_SPEEDUP = 4.0
-"""How much faster than memory a cache takes the copies that some CPU kernels make of operands."""
-
 
 class AnalyticRanker:
     """The roofline estimate of every kernel; ties keep the order of the pool."""
@@ -27,8 +24,7 @@ class AnalyticRanker:
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""
-        us = self._estimates(problem.op, kernels)(problem, arch)
-        return us + [_copy_us(kernel, problem, arch) for kernel in kernels]
+        return self._estimates(problem.op, kernels)(problem, arch)
 
     def _estimates(self, op: str, kernels: Sequence[Kernel]) -> Estimates:
         """What is known of kernels before a problem is; a tuple is remembered."""
@@ -41,9 +37,3 @@ class AnalyticRanker:
                 self._held.clear()
             self._held[id(kernels)] = (kernels, made)
         return made
-
-
-def _copy_us(kernel: Kernel, problem: Problem, arch: Arch) -> float:
-    """What packing operands costs, for kernels that say how much they pack."""
-    copied = getattr(kernel, "copied_bytes", None)
-    return copied(problem) / (CACHE_SPEEDUP * arch.memory_gb_s * 1e3) if copied else 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
@@ -24,7 +24,7 @@ class Predictor:
 
     def __init__(self, model: Model | Path | str, arch: Arch | None = None) -> None:
         self.model = model if isinstance(model, Model) else load_model(model)
-        self.arch = arch or load_arch(self.model.arch, self.model.device)
+        self.arch = arch or self.model.trained_on
         self._ranker = ModelRanker(self.model)
 
     def rank_kernels(self, problem: Problem, kernels: Sequence[Kernel]) -> list[Ranked]:

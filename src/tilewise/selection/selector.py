@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
@@ -85,7 +85,7 @@ class Selector:
         compiled: bool | None = None,
     ) -> None:
         self.model = model if isinstance(model, Model) else load_model(model)
-        self.arch = arch or load_arch(self.model.arch, self.model.device)
+        self.arch = arch or self.model.trained_on
         self.kernels = tuple(kernels)
         if not self.kernels:
             raise NoKernelError("the pool is empty; there is nothing to select from")

@@ -112,12 +112,6 @@ class CpuGemmKernel(Kernel):
         family = {"packed": 0.9, "unpacked": 0.75, "splitk": 0.7}.get(self.family, 0.6)
         return family * in_flight / max(1.0, loads)
 
-    def copied_bytes(self, problem: GemmProblem) -> int:
-        """What it copies into panels before it computes, read and written."""
-        b = problem.k * problem.n if self.access in ("panels", "bpanels") else 0
-        a = problem.m * problem.k if self.access == "panels" else 0
-        return 8 * problem.batch * (a + b)
-
     @property
     def _is_axpy(self) -> bool:
         return self.family == "gemv" and self.access == "strip"
