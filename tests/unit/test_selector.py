@@ -24,7 +24,7 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import read_problems
 from tilewise.selection import models, unfamiliar
-from tilewise.selection.explain import explain
+from tilewise.selection.explain import explain, parts
 from tilewise.selection.predictor import Predictor
 from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.selector import Selector
@@ -230,11 +230,28 @@ def test_an_explanation_says_why(chosen: Selector) -> None:
     assert report["kernel"] == chosen.select(problem).name
     assert report["runner_up"] != report["kernel"]
     assert report["expected_gap"] >= 0
+    assert report["is_level"] == (report["expected_gap"] <= 0.02)
     assert len(report["nearest"]) == 3
     distances = [n["distance_octaves"] for n in report["nearest"]]
     assert distances == sorted(distances)
-    parts = [abs(r["percent"]) for r in report["reasons"]]
-    assert parts == sorted(parts, reverse=True)
+    assert report["moved_by"]
+    for key in ("moved_by", "reasons"):
+        worth = [abs(r["percent"]) for r in report[key]]
+        assert worth == sorted(worth, reverse=True)
+        assert all(w > 0 for w in worth)
+    # The best of a pool is ahead of the others by something that speaks for it.
+    assert sum(r["percent"] for r in report["moved_by"]) > 0
+
+
+def test_what_speaks_for_a_kernel_speaks_against_its_rival(chosen: Selector) -> None:
+    problem = synthetic_problems("gemm", "bf16", 1, seed=8)[0]
+    first, *_, last = [r.kernel for r in chosen.rank(problem)]
+    ahead = {p["feature"]: p for p in parts(chosen, problem, first, [last])}
+    behind = {p["feature"]: p for p in parts(chosen, problem, last, [first])}
+    base = ahead["calibrated_us"]["percent"]
+    assert behind["calibrated_us"]["percent"] == pytest.approx(100 * (1 / (1 + base / 100) - 1))
+    for name in set(ahead) & set(behind):
+        assert ahead[name]["chosen"] == behind[name]["others"]
 
 
 def test_predictions_are_close_to_the_measurements(small_data: Dataset, small_model: Path) -> None:

@@ -20,7 +20,7 @@ from tilewise.cli.console import (
 )
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
-from tilewise.cli.models import ModelOption
+from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.sweep import shown
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
@@ -55,6 +55,7 @@ def bench(
     problem = parse_problem(op, words, dtype)
     named = [get_op(op).kernel_from_name(name) for name in kernel or ()]
     session = Session.of(arch, policy, timeout)
+    loaded = given_model(model) if model else None
     chosen: list[Choice] = []
     timed: list[Kernel] = []
 
@@ -65,7 +66,7 @@ def bench(
             why = why_unusable(given, problem, device)
             if why is not None:
                 raise KernelError(f"{given.name} cannot serve this problem: {why}")
-        choice = dispatcher_of(registry, model).select(problem)
+        choice = dispatcher_of(registry, loaded).select(problem)
         ranked = (r.kernel for r in choice.ranking)
         head = [k for k in ranked if why_unusable(k, problem, device) is None][:top]
         chosen.append(choice)
@@ -117,12 +118,12 @@ def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
     columns = ("time_us", "spread_us", "predicted_us", "tflops", "gb_s", "vs_vendor")
     table(
         f"{problem.op} {problem.dtype} on {device}; * is what tilewise selects",
-        ["", "kernel", "us", "spread", "predicted", "TFLOPS", "GB/s", "vs vendor"],
+        ["", "us", "spread", "predicted", "TFLOPS", "GB/s", "vs vendor", "kernel"],
         [
             [
                 "*" if row["is_selected"] else "",
-                row["kernel"],
                 *("-" if row[c] is None else row[c] for c in columns),
+                row["kernel"],
             ]
             for row in rows
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,13 @@ from tilewise.cli.console import (
     out,
     parse_problem,
     resolve_arch,
+    spell_problem,
     table,
 )
 from tilewise.cli.models import ModelOption, measured_kernels, pick_model
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model
 from tilewise.ops.contract import get_op
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
@@ -38,31 +42,80 @@ def explain(
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = pick_model(model, op, chosen, dtype)
-    report = ask(Selector(found, measured_kernels(found), chosen), problem)
+    report = ask(Selector(found, candidates(found, chosen, problem.dtype), chosen), problem)
     if as_json:
         return emit(report)
+    return tell(report, found.name)
+
+
+def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
+    """What `select` would choose from for the dtype, of engines that the model knows."""
+    from tilewise.dispatch import default_registry
+    from tilewise.dispatch.chooser import served_by
+
+    pool = [
+        kernel
+        for kernel in default_registry(model.op, arch)
+        if getattr(kernel, "dtype", dtype) in served_by(dtype)
+        and kernel.engine in model.calibration.engines
+    ]
+    return pool or measured_kernels(model)
+
+
+def tell(report: dict[str, Any], model: str) -> None:
+    """An explanation, for people."""
+    out.print(report["kernel"], soft_wrap=True)
     out.print(
-        f"{report['kernel']}: {report['predicted_us']:.2f} us, "
-        f"{report['predicted_tflops']:.1f} TFLOPS predicted"
+        f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS: the "
+        f"fastest of {report['candidates']} that can serve ({report['rejected']} cannot), "
+        f"by {model}",
+        soft_wrap=True,
     )
-    if not report["is_familiar"]:
-        out.print("unfamiliar: no measured problem is near; the dispatcher would not ask the model")
-    out.print(
-        f"problems nearby reached {100 * report['expected_efficiency']:.1f} % "
-        f"(give or take {100 * report['uncertainty']:.1f}) of the best when they were unseen"
+    far = (
+        f"{report['distance_octaves']:.1f} octaves away, {report['reach_octaves']:.1f} are allowed"
     )
-    if "runner_up" in report:
-        gap = 100 * report["expected_gap"]
-        table(
-            f"against {report['runner_up']}, {gap:.1f} % slower",
-            ["feature", "chosen", "runner-up", "speaks for it by %"],
-            [[r["feature"], r["chosen"], r["runner_up"], r["percent"]] for r in report["reasons"]],
+    if report["is_familiar"]:
+        out.print(
+            f"unseen problems nearby reached {100 * report['expected_efficiency']:.1f} % of the "
+            f"best, give or take {100 * report['uncertainty']:.1f} (the nearest is {far})",
+            soft_wrap=True,
         )
-    return table(
-        "nearest measured problems",
-        ["octaves", "efficiency", "problem"],
-        [[n["distance_octaves"], n["efficiency"], n["problem"]] for n in report["nearest"]],
+    else:
+        out.print(
+            f"UNFAMILIAR: the nearest measured problem is {far}. `select` falls back to the "
+            "analytic model here, and the problem is written down for the next sweep",
+            soft_wrap=True,
+        )
+    if "runner_up" in report:
+        against(report)
+    table(
+        "Nearest measured problems",
+        ["octaves", "% of the best", "problem"],
+        [
+            [
+                n["distance_octaves"],
+                "-" if n["efficiency"] is None else 100 * n["efficiency"],
+                spell_problem(get_op(n["problem"]["op"]).problem.from_dict(n["problem"])),
+            ]
+            for n in report["nearest"]
+        ],
     )
+
+
+def against(report: dict[str, Any]) -> None:
+    """What speaks for the choice, against the others and against the runner-up."""
+    columns = ["feature", "chosen", "others", "worth %"]
+    for title, key in (
+        ("What moved it ahead of the other kernels", "moved_by"),
+        ("What sets it apart from the runner-up", "reasons"),
+    ):
+        if key == "reasons":
+            level = ", which is level" if report["is_level"] else ""
+            gap = f"{100 * report['expected_gap']:.1f} % slower{level}"
+            out.print(f"runner-up: {report['runner_up']}, expected {gap}", soft_wrap=True)
+        rows = [[p["feature"], p["chosen"], p["others"], p["percent"]] for p in report[key]]
+        if rows:
+            table(title, columns, rows)
 
 
 def predict(

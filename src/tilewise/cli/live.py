@@ -20,6 +20,7 @@ from tilewise.cli.sweep import (
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
+from tilewise.core.model import Model
 from tilewise.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,21 +117,20 @@ class Session:
         return with_vendor(own, op, list(self.engines), None)
 
 
-def dispatcher_of(registry: Registry, model: Path | None) -> Dispatcher:
+def dispatcher_of(registry: Registry, model: Model | None) -> Dispatcher:
     """Whoever `tilewise.select` would ask, or the model given."""
     if model is None:
         return registry.dispatcher
-    from tilewise.core.model import load_model
     from tilewise.dispatch import Dispatcher
     from tilewise.selection.ranker import ModelRanker
 
-    found, op, arch = load_model(model), registry.op.name, registry.arch.name
-    if (found.op, found.arch) != (op, arch):
+    op, arch = registry.op.name, registry.arch.name
+    if (model.op, model.arch) != (op, arch):
         raise InputError(
-            f"{model} is for {found.op} on {found.arch}; this is {op} on {arch}. "
+            f"{model.name} is for {model.op} on {model.arch}; this is {op} on {arch}. "
             "Name another model, or leave --model out"
         )
-    return Dispatcher(registry, rankers=[ModelRanker(found)])
+    return Dispatcher(registry, rankers=[ModelRanker(model)])
 
 
 @contextmanager

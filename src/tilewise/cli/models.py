@@ -10,7 +10,7 @@ import typer
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
-from tilewise.errors import InputError
+from tilewise.errors import InputError, ModelError
 from tilewise.ops.contract import get_op
 from tilewise.selection.models import find_models
 
@@ -21,10 +21,18 @@ ModelOption = Annotated[
 StoresArgument = Annotated[list[Path], typer.Argument(help="Stores of measurements.")]
 
 
+def given_model(folder: Path) -> Model:
+    """The model that the user named; one that cannot be used is bad input."""
+    try:
+        return load_model(folder)
+    except ModelError as error:
+        raise InputError(str(error)) from None
+
+
 def pick_model(folder: Path | None, op: str, arch: Arch, dtype: str | None) -> Model:
     """The model asked for, or the first that fits."""
     if folder is not None:
-        return load_model(folder)
+        return given_model(folder)
     found = find_models(op, arch, dtype or "")
     if not found:
         what = f"{op} on {arch.name}" + (f" in {dtype}" if dtype else "")

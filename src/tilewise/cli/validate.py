@@ -21,7 +21,7 @@ from tilewise.cli.console import (
     table,
 )
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
-from tilewise.cli.models import ModelOption
+from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.sweep import shown
 from tilewise.core.arch import Arch
 from tilewise.errors import InputError
@@ -75,11 +75,12 @@ def validate(
     for line in found.bad_lines:
         err.print(f"{problems}, {line}")
     session = Session.of(arch, policy, timeout, replay)
+    loaded = given_model(model) if model else None
 
     def field(device: Arch) -> Field:
         registry = session.registry(op, device, expression)
         every = session.with_vendors(op, list(registry))
-        return live.Field(kernels=every, choose=dispatcher_of(registry, model).select)
+        return live.Field(kernels=every, choose=dispatcher_of(registry, loaded).select)
 
     with store_folder(store) as folder, shown(as_json=False) as on_event:
         outcome = live.validate(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
 from tilewise.selection.selector import Selector
+
+OTHERS = 48
+"""Kernels that the chosen one is held against, spread over the ranking."""
+LEVEL = 0.02
+"""Runners-up this close are as good."""
 
 
 def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, Any]:
@@ -20,8 +28,12 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
     why_unusable = get_op(selector.model.op).why_unusable
     ranking = selector.rank(problem)
     legal = [r for r in ranking if why_unusable(r.kernel, problem, selector.arch) is None]
-    first = legal[0]
-    second = legal[1] if len(legal) > 1 else None
+    if not legal:
+        raise NoKernelError(
+            f"none of {len(ranking)} kernels can serve {problem.to_dict()} on "
+            f"{selector.arch.label}; `kernels check` says why"
+        )
+    first, *others = legal
     expected = selector.expect(problem)
     report: dict[str, Any] = {
         "problem": problem.to_dict(),
@@ -37,47 +49,67 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
         "uncertainty": expected.uncertainty,
         "nearest": nearest_measured(selector, problem),
     }
-    if second is not None:
-        report["runner_up"] = second.kernel.name
-        report["expected_gap"] = second.predicted_us / first.predicted_us - 1
-        report["reasons"] = reasons(selector, problem, first.kernel, second.kernel)[:top]
+    if others:
+        rivals = [r.kernel for r in others[:: -(-len(others) // OTHERS)]]
+        second = others[0]
+        gap = second.predicted_us / first.predicted_us - 1
+        report |= {
+            "runner_up": second.kernel.name,
+            "expected_gap": gap,
+            "is_level": gap <= LEVEL,
+            "moved_by": parts(selector, problem, first.kernel, rivals)[:top],
+            "reasons": parts(selector, problem, first.kernel, [second.kernel])[:top],
+        }
     return report
 
 
-def reasons(
-    selector: Selector, problem: Problem, chosen: Kernel, other: Kernel
+def parts(
+    selector: Selector, problem: Problem, chosen: Kernel, others: Sequence[Kernel]
 ) -> list[dict[str, Any]]:
-    """How much each feature speaks for `chosen` against `other`, in percent of speed.
+    """How much each feature speaks for `chosen` against the others, in percent of speed.
 
-    A feature's part is what the prediction loses when the other kernel's value takes its place.
+    A feature's part is what the prediction loses, on average, when another kernel's value takes
+    its place. Features that change nothing are left out.
     """
     model = selector.model
-    rows = pool_rows(model, [chosen, other], selector.arch, problem)
+    rows = pool_rows(model, [chosen, *others], selector.arch, problem)
     forest = model.forests["rank"]
     matrix = model.forest_matrix("rank", rows)
-    swapped = np.repeat(matrix[:1], matrix.shape[1], axis=0)
-    np.fill_diagonal(swapped, matrix[1])
-    score = forest.predict(np.vstack([matrix[:1], swapped]))
-    parts: Array = score[0] - score[1:]
-    found = [
-        _reason(name, float(matrix[0, i]), float(matrix[1, i]), float(parts[i]))
-        for i, name in enumerate(forest.features)
-        if matrix[0, i] != matrix[1, i]
-    ]
+    own, theirs = matrix[0], matrix[1:]
+    here = float(forest.predict(matrix[:1])[0])
+    found = []
+    for i, name in enumerate(forest.features):
+        if (theirs[:, i] != own[i]).any():
+            swapped = np.repeat(matrix[:1], len(others), axis=0)
+            swapped[:, i] = theirs[:, i]
+            lost = here - float(forest.predict(swapped).mean())
+            found.append(_part(model, name, own[i], theirs[:, i], lost))
     if model.has_base:
         times = model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
-        gap = float(np.log2(times[1] / times[0]))
-        found.append(_reason("calibrated_us", float(times[0]), float(times[1]), gap))
-    return sorted(found, key=lambda r: -abs(r["percent"]))
+        lost = float(np.log2(times[1:] / times[0]).mean())
+        found.append(_part(model, "calibrated_us", times[0], times[1:], lost))
+    moving = [part for part in found if abs(part["percent"]) >= 0.005]
+    return sorted(moving, key=lambda part: -abs(part["percent"]))
 
 
-def _reason(name: str, chosen: float, other: float, octaves: float) -> dict[str, Any]:
+def _part(model: Model, name: str, own: float, theirs: Array, octaves: float) -> dict[str, Any]:
+    source = model.features.features.get(name, "")
+    words = model.features.words.get(source)  # the feature may be a field of text
+    if words is None:
+        values: tuple[Any, Any] = float(own), float(np.median(theirs))
+    else:
+        codes, counts = np.unique(theirs, return_counts=True)
+        values = _word(own, words), _word(codes[counts.argmax()], words)
     return {
         "feature": name,
-        "chosen": chosen,
-        "runner_up": other,
+        "chosen": values[0],
+        "others": values[1],
         "percent": 100 * (2**octaves - 1),
     }
+
+
+def _word(code: float, words: Sequence[str]) -> str:
+    return words[int(code) - 1] if 0 < code <= len(words) else "-"
 
 
 def nearest_measured(selector: Selector, problem: Problem, count: int = 3) -> list[dict[str, Any]]:
