@@ -14,9 +14,9 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    listing,
     out,
     parse_problem,
-    table,
 )
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
@@ -116,7 +116,7 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
 def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
     """The readings, for people."""
     columns = ("time_us", "spread_us", "predicted_us", "tflops", "gb_s", "vs_vendor")
-    table(
+    listing(
         f"{problem.op} {problem.dtype} on {device}; * is what tilewise selects",
         ["", "us", "spread", "predicted", "TFLOPS", "GB/s", "vs vendor", "kernel"],
         [

@@ -61,6 +61,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     out.print(shown)
 
 
+def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Lines that end in a long name: never cut or folded, so that names can be copied."""
+    body = [list(columns), *([cell(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)][:-1]
+    out.print(title, soft_wrap=True)
+    for row in body:
+        numbers = "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=False))
+        out.print(f"  {numbers}  {row[-1]}", soft_wrap=True)
+
+
 def cell(value: Any) -> str:
     """A value as a person wants to read it."""
     if isinstance(value, float):

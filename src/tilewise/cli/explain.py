@@ -12,6 +12,7 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    listing,
     out,
     parse_problem,
     resolve_arch,
@@ -150,8 +151,8 @@ def predict(
     if as_json:
         names = ("predicted_us", "predicted_tflops", "predicted_gb_s")
         return emit([{"kernel": k.name, **dict(zip(names, v, strict=True))} for k, *v in rows])
-    return table(
+    return listing(
         f"{len(rows)} kernels, fastest first",
-        ["kernel", "us", "TFLOPS", "GB/s"],
-        [[k.name, *values] for k, *values in rows],
+        ["us", "TFLOPS", "GB/s", "kernel"],
+        [[*values, k.name] for k, *values in rows],
     )

@@ -13,9 +13,9 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    listing,
     parse_problem,
     resolve_arch,
-    table,
 )
 from tilewise.cli.kernels import EngineOption
 from tilewise.dispatch import default_registry
@@ -45,11 +45,11 @@ def rank(
     if as_json:
         return emit(as_dict(choice, top))
     rows = [
-        [place, r.kernel.name, r.predicted_us, r.predicted_tflops]
+        [place, r.predicted_us, r.predicted_tflops, r.kernel.name]
         for place, r in enumerate(choice.ranking[:top], 1)
     ]
-    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
-    return table(title, ["", "kernel", "predicted us", "predicted TFLOPS"], rows)
+    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}; predicted:"
+    return listing(title, ["", "us", "TFLOPS", "kernel"], rows)
 
 
 def as_dict(choice: Choice, top: int) -> dict[str, object]:
