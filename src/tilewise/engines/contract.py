@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -106,6 +106,19 @@ class Engine(ABC):
             if on_done is not None:
                 on_done(builds[-1])
         return builds
+
+    def compile_ahead(
+        self,
+        pairs: Iterable[tuple[Kernel, Problem]],
+        arch: Arch,
+        *,
+        max_workers: int | None = None,
+    ) -> list[str]:
+        """Compiles what plans for these pairs will need, in parallel; the failures, one a line.
+
+        For engines whose kernels are compiled anew for some problems.
+        """
+        return []
 
     def build_one(self, kernel: Kernel) -> Build:
         """What became of one kernel, for engines that have nothing to compile."""

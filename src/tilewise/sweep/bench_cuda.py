@@ -10,6 +10,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
+from tilewise.core.tensors import torch_dtype
 from tilewise.engines.contract import Engine
 from tilewise.engines.vendor import VendorPlan
 from tilewise.ops.contract import get_op
@@ -23,8 +24,6 @@ FLUSH_BYTES = 256 << 20
 instead would have to leave while the kernel runs, at its expense. At least twice the last cache;
 a shorter pause would let the device overtake the host, whose delay would then be measured."""
 PAUSE_CYCLES = 200_000
-_TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2", "tf32": "float32"}
-_TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
 
 
 class CudaTimer(Timer):
@@ -125,7 +124,7 @@ class CudaBench(Bench):
         if problem.dtype != "int8":
             operands = [t.float() for t in operands]
             wide = replace(problem, dtype="fp32", out_dtype="fp32")  # type: ignore[type-var]
-        out = torch.zeros(tuple(shape), dtype=getattr(torch, _TORCH[wide.out_dtype]), device="cuda")
+        out = torch.zeros(tuple(shape), dtype=torch_dtype(wide.out_dtype, "cuda"), device="cuda")
         plan = VendorPlan(VendorKernel(op_name=problem.op, library="torch"), wide)
         plan.execute(operands, out)
         return out.float() if problem.dtype != "int8" else out.double()
@@ -133,7 +132,7 @@ class CudaBench(Bench):
     def _buffer(self, shape: Sequence[int], axes: Sequence[int], dtype: str) -> tuple[Any, Any]:
         torch = self.torch
         stored, back = stored_shape(shape, axes)
-        kind = getattr(torch, _TORCH[dtype])
+        kind = torch_dtype(dtype, "cuda")
         size = prod(stored) * kind.itemsize
         buffer = torch.empty(size + 2 * GUARD_BYTES, dtype=torch.uint8, device="cuda")
         inside = buffer[GUARD_BYTES : GUARD_BYTES + size].view(kind)

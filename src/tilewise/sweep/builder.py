@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from tilewise.sweep.supervisor import WAIT_S
 
 BUILD_S = 600.0
 """For one kernel; the compiler's own limit comes first."""
+
+AHEAD = 100
+"""Problems that are compiled for at once: enough to share the start of the compilers."""
 
 Facts = dict[str, Any]
 """What became of a kernel: `status`, `message`, `compile_s` and the resources it needs."""
@@ -41,6 +45,8 @@ class Builder:
         self._facts: dict[str, Facts] = {}
         self._queue: dict[str, Mapping[str, Any]] = {}
         self._known: set[str] = set()
+        self._ahead: deque[Sequence[Mapping[str, Any]]] = deque()
+        self._kernels: list[Mapping[str, Any]] = []
         self._changed = threading.Condition()
         self._is_closed = False
         self._failure: Exception | None = None
@@ -56,6 +62,15 @@ class Builder:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, daemon=True)
                 self._thread.start()
+            self._changed.notify_all()
+
+    def prepare(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        """Has everything built so far compiled for these problems too, once all is built.
+
+        Nobody waits for it: a worker compiles what it needs and does not find.
+        """
+        with self._changed:
+            self._ahead.extend(problems[at : at + AHEAD] for at in range(0, len(problems), AHEAD))
             self._changed.notify_all()
 
     def wait(self, kernels: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Facts]:
@@ -88,11 +103,19 @@ class Builder:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed or self._queue)
+                    self._changed.wait_for(
+                        lambda: self._is_closed or self._queue or (self._ahead and self._kernels)
+                    )
                     if self._is_closed:
                         return
                     order, self._queue = self._queue, {}
-                self._build_all(order)
+                if order:
+                    self._build_all(order)
+                    self._kernels += [
+                        fields for key, fields in order.items() if self._is_built(key)
+                    ]
+                else:
+                    self._compile_ahead(self._ahead.popleft())
         except Exception as failure:  # told to whoever waits, in their thread
             with self._changed:
                 self._failure = failure
@@ -101,6 +124,29 @@ class Builder:
             if self._process is not None:
                 self._process.kill()
 
+    def _is_built(self, key: str) -> bool:
+        return self._facts.get(key, {}).get("status") == "ok"
+
+    def _compile_ahead(self, problems: Sequence[Mapping[str, Any]]) -> None:
+        process = self._ready()
+        order = {"arch": self._arch, "kernels": self._kernels, "problems": list(problems)}
+        process.send({"do": "ahead", "jobs": self._jobs, **order})
+        try:
+            process.receive(time.monotonic() + BUILD_S)
+        except (TimeoutError, WorkerGoneError):
+            process.kill()  # measuring goes on, with whatever was compiled
+            self._process = None
+            self._ahead.clear()
+
+    def _ready(self) -> WorkerProcess:
+        """The builder process, started where there is none."""
+        if self._process is None:
+            self._process = self._spawn()
+            if self._is_closed:  # by another thread, too late for it to see this process
+                self._process.signal_kill()
+            self._process.wait_ready()
+        return self._process
+
     def _build_all(self, order: Mapping[str, Mapping[str, Any]]) -> None:
         self._build(order)
         for key, fields in order.items():
@@ -108,24 +154,20 @@ class Builder:
                 self._build({key: fields}, is_alone=True)
 
     def _build(self, order: Mapping[str, Mapping[str, Any]], *, is_alone: bool = False) -> None:
-        if self._process is None:
-            self._process = self._spawn()
-            if self._is_closed:  # by another thread, too late for it to see this process
-                self._process.signal_kill()
-            self._process.wait_ready()
+        process = self._ready()
         keys = list(order)
         items = [{"id": at, "kernel": order[key]} for at, key in enumerate(keys)]
-        self._process.send({"do": "build", "arch": self._arch, "items": items, "jobs": self._jobs})
+        process.send({"do": "build", "arch": self._arch, "items": items, "jobs": self._jobs})
         allowed = BUILD_S
         while True:
             try:
-                answer = self._process.receive(time.monotonic() + allowed)
+                answer = process.receive(time.monotonic() + allowed)
             except TimeoutError:
                 words = f"no kernel finished compiling in {BUILD_S:.0f} s"
-                self._process.kill()
+                process.kill()
                 break
             except WorkerGoneError:
-                words = self._process.ending()[1]
+                words = process.ending()[1]
                 break
             event = answer.pop("event")
             allowed = WAIT_S if event == "waiting" else BUILD_S

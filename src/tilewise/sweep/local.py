@@ -31,12 +31,17 @@ class Executor(ABC):
 
     @abstractmethod
     def run(
-        self, next_work: Callable[[], Work | None], kernels: Sequence[tuple[str, Any]], arch: Arch
+        self,
+        next_work: Callable[[], Work | None],
+        kernels: Sequence[tuple[str, Any]],
+        arch: Arch,
+        problems: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[Step]:
         """Results as they come; ends when `next_work` raises StopIteration and all is done.
 
         `next_work` gives None where there is nothing to do just now. `kernels` will be needed
-        sooner or later; they are compiled ahead where that disturbs no measurement.
+        sooner or later, for `problems` in about this order; they are compiled ahead where that
+        disturbs no measurement.
         """
 
     @abstractmethod
@@ -73,11 +78,16 @@ class LocalExecutor(Executor):
             yield self._notices.get()
 
     def run(
-        self, next_work: Callable[[], Work | None], kernels: Sequence[tuple[str, Any]], arch: Arch
+        self,
+        next_work: Callable[[], Work | None],
+        kernels: Sequence[tuple[str, Any]],
+        arch: Arch,
+        problems: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[Step]:
         builder = self._crews[0].make_builder(arch)
         if arch.kind == "gpu" and not self.config.replay:
             builder.request(kernels)
+            builder.prepare(problems)
         for slot, crew in enumerate(self._crews):
             crew.builder = builder
             self._orders.append(queue.SimpleQueue())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,7 +137,11 @@ class RayExecutor(Executor):
         return max(1, int(self._ray.cluster_resources().get(kind, 1)))
 
     def run(
-        self, next_work: Callable[[], Work | None], kernels: Sequence[tuple[str, Any]], arch: Arch
+        self,
+        next_work: Callable[[], Work | None],
+        kernels: Sequence[tuple[str, Any]],
+        arch: Arch,
+        problems: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[Step]:
         assert self._first is not None
         figures = arch_to_dict(arch)

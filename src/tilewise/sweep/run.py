@@ -153,9 +153,10 @@ class _Run:
             }
         )
         built = [(k.key, k.to_dict()) for k in self.plan.kernels]
+        upcoming = [self.plan.problems[index].to_dict() for index in self._queue]
         self.summary.remaining = total
         try:
-            for work, group in executor.run(self._next, built if total else [], arch):
+            for work, group in executor.run(self._next, built if total else [], arch, upcoming):
                 if work is not None:
                     self._take(work, group)
                 for notice in executor.notices():

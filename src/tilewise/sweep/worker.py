@@ -194,6 +194,21 @@ class Worker:
                 self._build(self.engines[name], items, arch, order.get("jobs") or None)
         self.say("end")
 
+    def ahead(self, order: Mapping[str, Any]) -> None:
+        """Compiles what some problems need beyond the kernels themselves; says nothing of it.
+
+        What fails here fails again where it is measured, and is recorded there.
+        """
+        arch = arch_from_dict(order["arch"])
+        kernels = [self.kernel(values) for values in order["kernels"]]
+        problems = [get_op(p["op"]).problem.from_dict(p) for p in order["problems"]]
+        why = get_op(problems[0].op).why_unusable
+        pairs = [(k, p) for p in problems for k in kernels if why(k, p, arch) is None]
+        for name, engine in self.engines.items():
+            own = [pair for pair in pairs if pair[0].engine == name]
+            engine.compile_ahead(own, arch, max_workers=order.get("jobs") or None)
+        self.say("end")
+
     def _build(self, engine: Engine, items: Sequence[Item], arch: Arch, jobs: int | None) -> None:
         ids = {self.kernel(item["kernel"]): item["id"] for item in items}
 
@@ -280,6 +295,7 @@ def main() -> None:
         worker.say("refused", message=str(error), is_input=isinstance(error, InputError))
         return
     orders = {"batch": worker.batch, "leaders": worker.leaders, "build": worker.build}
+    orders["ahead"] = worker.ahead
     for line in sys.stdin:
         order = json.loads(line)
         orders[order["do"]](order)
