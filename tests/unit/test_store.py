@@ -88,16 +88,16 @@ def test_row_keys_are_digests_of_the_five_by_name(name: str) -> None:
     assert setting.key("12ab", "34cd") == digest({**five, "policy": setting.policy_key})
 
 
-def test_the_last_good_reading_holds_else_the_last(tmp_path: Path) -> None:
+def test_the_last_verdict_holds_else_the_last_row(tmp_path: Path) -> None:
     failed = {"time_us": None, "spread_us": None}
     write_rows(tmp_path, [row(1, attempt=1, time_us=5.0), row(2), row(3, status="crash", **failed)])
     write_rows(tmp_path, [row(1, attempt=0), row(1, attempt=2, status="timeout", **failed)])
-    write_rows(tmp_path, [row(2, attempt=1, status="wrong_result")])  # timed, but not good
+    write_rows(tmp_path, [row(2, attempt=1, status="wrong_result")])
     write_rows(tmp_path, [row(3, attempt=1, status="timeout", **failed)])
     held = {r.problem_key: (r.status, r.time_us) for r in Store(tmp_path).measurements()}
     assert held == {
         row(1).problem_key: ("ok", 5.0),
-        row(2).problem_key: ("ok", 10.0),
+        row(2).problem_key: ("wrong_result", 10.0),
         row(3).problem_key: ("timeout", None),
     }
     assert held == {
@@ -107,7 +107,7 @@ def test_the_last_good_reading_holds_else_the_last(tmp_path: Path) -> None:
     assert len(stored(tmp_path)) == 7
     known = Known(Store(tmp_path), [SETTING], give_up_after=0)
     found = known.look_up([row(m).key for m in (1, 2, 3)])
-    assert [r.status for r in found if r] == ["ok", "ok", "timeout"]
+    assert [r.status for r in found if r] == ["ok", "wrong_result", "timeout"]
 
 
 def by_problem(path: Path) -> dict[str, list[Measurement]]:

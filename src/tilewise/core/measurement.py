@@ -239,8 +239,12 @@ class Measurement:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Of several rows of one key the highest holds: the last good reading, else the last."""
-        return self.is_ok and self.time_us is not None, self.attempt
+        """Of several rows of one key the highest holds: the last verdict, else the last row.
+
+        A verdict is a result that was looked at: right and timed, or wrong.
+        """
+        is_verdict = self.status == "wrong_result" or (self.is_ok and self.time_us is not None)
+        return is_verdict, self.attempt
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

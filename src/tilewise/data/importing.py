@@ -109,7 +109,7 @@ def _new_rows(
 ) -> list[Measurement]:
     """Rows not yet stored; a second time for the same key becomes its next attempt.
 
-    Whatever comes after it, a good reading is not replaced by a failure: see `Measurement.rank`.
+    A verdict is not replaced by a failure that comes after it: see `Measurement.rank`.
     """
     seen: set[tuple[str, str, str]] = set()
     attempts: Counter[str] = Counter()
