@@ -22,6 +22,8 @@ from tilewise.errors import TensorError
 
 torch = pytest.importorskip("torch")
 
+from tilewise.torch_ops.theirs import why_theirs  # noqa: E402
+
 HERE = Path(__file__).parent
 
 
@@ -83,6 +85,7 @@ def on_gpu(dtype: Any) -> SimpleNamespace:
         shape=(4, 8),
         stride=lambda: (8, 1),
         data_ptr=lambda: 4096,
+        is_nested=False,
     )
 
 
@@ -94,6 +97,12 @@ def test_fp8_is_the_encoding_of_the_matrix_units(device: SimpleNamespace) -> Non
         tensors.view(on_gpu(torch.float8_e4m3fn))
     with pytest.raises(TensorError, match="float8_e5m2 there"):
         tensors.view(torch.zeros(4, 4).to(torch.float8_e5m2fnuz))
+
+
+def test_the_other_encoding_is_left_to_pytorch(device: SimpleNamespace) -> None:
+    assert why_theirs(on_gpu(torch.float8_e4m3fnuz), on_gpu(torch.float8_e4m3fnuz)) is None
+    assert why_theirs(on_gpu(torch.float8_e4m3fn)) == "operands of torch.float8_e4m3fn on cuda:0"
+    assert why_theirs(torch.zeros(4, 4).to(torch.float8_e4m3fn)) is None
 
 
 @pytest.mark.parametrize("name", ["gfx950", "NVIDIA H200"])
@@ -110,7 +119,6 @@ def test_fp8_is_the_common_one_elsewhere(device: SimpleNamespace, name: str) -> 
 )
 def test_a_launch_reaches_hip_with_its_arguments(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
-    pytest.importorskip("tilewise.engines.triton_launch")
     headers = Path(triton.__file__).parent / "backends/amd/include"
     runtime = tmp_path / "libamdhip64.so"
     build = ["cc", "-shared", "-fPIC", f"-I{headers}", str(HERE / "hip_stub.c"), "-o", str(runtime)]

@@ -88,7 +88,7 @@ def _view_tensor(tensor: Any) -> TensorView:
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise TensorError(f"a tensor is on {device}; tilewise works on cpu and cuda devices")
-    if name in ("fp8", "bf8") and tensor.dtype != torch_dtype(name, device):
+    if not is_native(name, tensor):
         raise TensorError(
             f"a tensor on {device} is {tensor.dtype}; {name} is {torch_dtype(name, device)} there: "
             "convert it"
@@ -100,6 +100,11 @@ def _known(name: str) -> str:
     if name not in _NAMES:
         raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
     return _NAMES[name]
+
+
+def is_native(name: str, tensor: Any) -> bool:
+    """Whether the tensor's dtype is what its device means by `name`: 8-bit encodings differ."""
+    return name not in ("fp8", "bf8") or tensor.dtype == torch_dtype(name, tensor.device)
 
 
 def torch_dtype(name: str, device: Any) -> Any:

@@ -14,9 +14,9 @@ from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, first
+from tilewise.torch_ops.theirs import FP8
 
 RESULTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def scaled_matmul(
@@ -116,7 +116,7 @@ def _theirs(out_dtype: torch.dtype, is_rows: bool, a: Tensor, b: Tensor, *rest: 
     *bias, left, right = rest
     is_stored = a.stride(1) == 1 and b.stride(0) == 1
     has_routine = is_stored and not (a.shape[1] % 16 or b.shape[1] % 16)
-    if has_routine and a.dtype == torch.float8_e4m3fn and out_dtype == torch.bfloat16:
+    if has_routine and FP8[a.dtype] == "fp8" and out_dtype == torch.bfloat16:
         scales = (left[:, None], right[None, :]) if is_rows else (left[0], right[0])
         result: Tensor = torch._scaled_mm(
             a, b, *scales, bias=bias[0] if bias else None, out_dtype=out_dtype, use_fast_accum=True

@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from tilewise.core.tensors import is_native
 from tilewise.errors import TensorError
 
 log = logging.getLogger("tilewise")
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types whose memory is what it seems; further subclasses have a mind of their own."""
-OPERANDS = frozenset(
-    {
-        *(torch.float32, torch.float16, torch.bfloat16, torch.int8),
-        *(torch.float8_e4m3fn, torch.float8_e5m2),
-    }
-)
+FP8 = {
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), "fp8"),
+    **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), "bf8"),
+}
+"""Each device has one of either kind."""
+OPERANDS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int8, *FP8})
 DEVICES = ("cpu", "cuda")
 _REAL_FAULTS: tuple[type[Exception], ...] = (
     torch.OutOfMemoryError,
@@ -45,6 +46,8 @@ def why_theirs(*tensors: torch.Tensor) -> str | None:
             return f"operands of {tensor.dtype}"
         if tensor.device.type not in DEVICES:
             return f"tensors on {tensor.device.type}"
+        if not is_native(FP8.get(tensor.dtype, ""), tensor):
+            return f"operands of {tensor.dtype} on {tensor.device}"
     for tensor in tensors:
         if tensor.device != tensors[0].device:
             raise TensorError(
