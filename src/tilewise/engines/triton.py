@@ -100,11 +100,7 @@ class TritonPlan(Plan):
     def launcher(self, operands: Sequence[Any], out: Any) -> Callable[..., None]:
         start = self._call(operands, out).start
         if len(operands) == 2:  # by far the most usual, hence no loop
-
-            def launch(out: Any, a: Any, b: Any) -> None:
-                start((a.data_ptr(), b.data_ptr(), out.data_ptr()))
-
-            return launch
+            return lambda out, a, b: start((a.data_ptr(), b.data_ptr(), out.data_ptr()))
         return lambda out, *operands: start(_addresses(operands, out))
 
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:

@@ -73,8 +73,12 @@ class BoundKernel:
 
             with torch.cuda.device(device):
                 return self.start(addresses, workspace)
-        values = self.arguments(addresses)
+        values = self._template.copy()
         stream = values[STREAM] = self._current_stream(device)
+        for at, tensor in self._pointers:
+            values[at] = addresses[tensor]
+        for at, tensor, descriptors in self._descriptors:
+            values[at] = descriptors[addresses[tensor]]
         if self.needs_scratch:
             if workspace is None:
                 zeroed, sums = WORKSPACES.addresses(device, stream, *self._workspace)
@@ -87,19 +91,14 @@ class BoundKernel:
         self._start(*values)
         return None
 
-    def arguments(self, addresses: Sequence[int]) -> list[Any]:
-        """What the launcher takes for tensors at these addresses; the stream is left open."""
+    def fixed(self, addresses: Sequence[int]) -> Callable[[], None]:
+        """A launch with all addresses fixed, for kernels without scratch memory."""
+        start, device, current_stream = self._start, self._device, self._current_stream
         values = self._template.copy()
         for at, tensor in self._pointers:
             values[at] = addresses[tensor]
         for at, tensor, descriptors in self._descriptors:
             values[at] = descriptors[addresses[tensor]]
-        return values
-
-    def fixed(self, addresses: Sequence[int]) -> Callable[[], None]:
-        """A launch with all addresses fixed, for kernels without scratch memory."""
-        values, start, device = self.arguments(addresses), self._start, self._device
-        current_stream = self._current_stream
 
         def call() -> None:
             values[STREAM] = current_stream(device)

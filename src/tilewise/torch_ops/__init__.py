@@ -1,8 +1,8 @@
 """tilewise on PyTorch tensors: plain ones go straight to kernels, all others through operators.
 
-Whatever needs PyTorch's dispatcher (gradients, autocast, torch.compile, modes, transforms) takes
-the `tilewise::` operators of `library`; a call that needs none of it skips them, as they cost
-several microseconds. What tilewise has no kernels for is left to PyTorch.
+Whatever needs PyTorch's dispatcher (autocast, torch.compile, modes) takes the operators that
+`operators` registers; a call that needs none of it skips them, as they cost several microseconds.
+What tilewise has no kernels for is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from tilewise.core.tensors import view
 from tilewise.dispatch.calls import has_product, product_of_any, run_matmul
 from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, settings
-from tilewise.torch_ops import convolutions, library, products, scaled
+from tilewise.torch_ops import convolutions, operators, products, scaled
+from tilewise.torch_ops.library import is_watched, transform
 from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_tracing: Callable[[], Any] = torch._C._get_tracing_state
-_transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -34,11 +31,6 @@ _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-
-
-def _is_watched() -> bool:
-    """Whether calls are cast, recorded, transformed or traced."""
-    return bool(_is_autocast() or _modes() or _tracing()) or _transform() is not None
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
@@ -50,7 +42,7 @@ def _is_plain(*tensors: Tensor | None) -> bool:
             return False
         if tensor.requires_grad and _is_grad_enabled():
             return False
-    return not _is_watched()
+    return not is_watched()
 
 
 def _why_theirs(*tensors: Any) -> str | None:
@@ -60,7 +52,7 @@ def _why_theirs(*tensors: Any) -> str | None:
         if not isinstance(tensor, Tensor):
             view(tensor)  # refuses what is no array either
             raise TensorError("an array and a tensor are of two libraries; convert one of them")
-    if _transform() is not None:  # operators made in Python take no part in torch.func
+    if transform() is not None:  # operators made in Python take no part in torch.func
         return "tensors under a transform of torch.func"
     return why_foreign(*given) or why_theirs(*given)
 
@@ -76,7 +68,14 @@ def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> T
         if out is not None or not has_kernels(a, b):
             return torch.matmul(a, b, out=out)
         return _product(a, b, deterministic)
-    if out is None and _is_plain(a, b):
+    # `_is_plain(a, b)`, written out for the call that matters most.
+    if (
+        out is None
+        and type(a) in PLAIN
+        and type(b) in PLAIN
+        and not ((a.requires_grad or b.requires_grad) and _is_grad_enabled())
+        and not (a.is_neg() or b.is_neg() or is_watched())
+    ):
         return products.matmul(a, b, deterministic)
     if out is not None:
         return _matmul_into(a, b, out, deterministic)
@@ -90,8 +89,8 @@ def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> T
 
 def _product(a: Tensor, b: Tensor, deterministic: bool) -> Tensor:
     if has_product(a, b):
-        return library.matmul(a, b, deterministic)
-    result: Tensor = product_of_any(a, b, lambda x, y: library.matmul(x, y, deterministic))
+        return operators.matmul(a, b, deterministic)
+    result: Tensor = product_of_any(a, b, lambda x, y: operators.matmul(x, y, deterministic))
     return result
 
 
@@ -124,8 +123,8 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     elif not has_kernels(x, weight):
         return _ACTIVATE[name](functional.linear(x, weight, bias))
     if name != "none" and _is_grad_enabled():  # its backward pass wants what was activated
-        return _ACTIVATE[name](library.linear(x, weight, bias, "none"))
-    return library.linear(x, weight, bias, name)
+        return _ACTIVATE[name](operators.linear(x, weight, bias, "none"))
+    return operators.linear(x, weight, bias, name)
 
 
 def scaled_matmul(
@@ -139,12 +138,12 @@ def scaled_matmul(
     """The product of fp8 matrices with scales, as `torch._scaled_mm` takes them."""
     tensors = (a, b, scale_a, scale_b, bias)
     if _is_compiling():
-        return library.scaled_matmul(*tensors, out_dtype)
+        return operators.scaled_matmul(*tensors, out_dtype)
     refuse_gradient("scaled products have no gradient", *tensors)
     if _is_plain(*tensors):
         return scaled.scaled_matmul(*tensors, out_dtype)
     _why_theirs(a, b, scale_a, scale_b)
-    return library.scaled_matmul(*tensors, out_dtype)
+    return operators.scaled_matmul(*tensors, out_dtype)
 
 
 def convolve(
@@ -183,14 +182,14 @@ def convolve(
     convolutions.check(rank, x, w, bias, groups)
     if not is_compiling and _is_plain(x, w, bias):
         return convolutions.convolution(x, w, bias, (*layer, groups), deterministic)
-    return library.convolution(x, w, bias, *layer, groups, deterministic)
+    return operators.convolution(x, w, bias, *layer, groups, deterministic)
 
 
 def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:
     """The gradient of a convolution's input of `size`."""
     rank = len(size) - 2
     groups = layer.pop("groups")
-    return library.conv_input_gradient(
+    return operators.conv_input_gradient(
         list(size), w, dy, *settings(tuple(w.shape), rank, **layer), groups, False
     )
 
@@ -199,6 +198,6 @@ def conv_weight_gradient(x: Tensor, size: Any, dy: Tensor, **layer: Any) -> Tens
     """The gradient of a convolution's filter of `size`."""
     rank = len(size) - 2
     groups = layer.pop("groups")
-    return library.conv_weight_gradient(
+    return operators.conv_weight_gradient(
         x, list(size), dy, *settings(tuple(size), rank, **layer), groups, False
     )

@@ -28,6 +28,29 @@ TORCH_DTYPES = {
 """What a result may be."""
 
 
+def allocator(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """Makes one result after the other, with as little in the way as PyTorch allows.
+
+    PyTorch's compiler has an entry of its own for that, which allocates on the current device and
+    takes a third of the time of `torch.empty`.
+    """
+    usual = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is None:
+        return usual
+    if device.type == "cpu":
+        return partial(quick, tuple(shape), tuple(strides), dtype)
+    index, current = device.index, torch._C._cuda_getDevice
+
+    def allocate() -> Tensor:
+        return quick(shape, strides, dtype) if current() == index else usual()
+
+    shape, strides = tuple(shape), tuple(strides)
+    return allocate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A call of one kind: the problem behind it, and how its tensors become operands."""

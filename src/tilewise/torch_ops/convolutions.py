@@ -13,7 +13,7 @@ from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.conv.infer import from_shapes, layout_of
-from tilewise.torch_ops.calls import TORCH_DTYPES, Work, first
+from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.theirs import leave, why_theirs
 
@@ -97,13 +97,8 @@ def _first(
         direction=direction,
     )
     shape = result_shape(x, w, layer) if direction == "fwd" else size
-    result = partial(
-        torch.empty_strided,
-        shape,
-        dense_strides(shape, problem.layout),
-        dtype=TORCH_DTYPES[problem.out_dtype],
-        device=one.device,
-    )
+    kind = TORCH_DTYPES[problem.out_dtype]
+    result = allocator(shape, dense_strides(shape, problem.layout), kind, one.device)
     if problem.is_empty:
         return theirs(*tensors) if one.dtype in NATIVE else result().zero_()
     work = Work(

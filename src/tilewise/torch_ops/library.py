@@ -1,30 +1,31 @@
-"""The `tilewise::` operators: what autograd, autocast, torch.compile and modes work with."""
+"""How operators are registered: for autograd, autocast, torch.compile, modes, and without them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewise.torch_ops import convolutions, products, scaled
-from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
+from tilewise.torch_ops.theirs import PLAIN
+
+_is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
+"""The innermost transform of torch.func, or None."""
+
+
+def is_watched() -> bool:
+    """Whether calls are cast, recorded, transformed or traced."""
+    return _is_autocast() or _modes() > 0 or _tracing() is not None or transform() is not None
+
 
 LIBRARY: Any = torch.library.Library("tilewise", "DEF")  # type: ignore[no-untyped-call]
-_LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"
-RESULTS = {
-    torch.int8: torch.int32,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.float8_e5m2: torch.bfloat16,
-}
-"""Results of a type other than the operands'."""
 
 
-_check: Callable[..., None] = torch._check
-
-
-def _define(
+def define(
     schema: str,
     run: Callable[..., Tensor],
     fake: Callable[..., Tensor],
@@ -41,9 +42,39 @@ def _define(
             LIBRARY.impl(name, _autocast(op, device.lower()), f"Autocast{device}")
     full = f"tilewise::{name}"
     torch.library.register_fake(full, fake, lib=LIBRARY)
-    if backward:
-        torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-    call: Callable[..., Tensor] = op.default
+    if not (save and backward):
+        unwatched: Callable[..., Tensor] = op.default
+        return unwatched
+    torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
+    return _front(name, run, save, backward)
+
+
+def _front(
+    name: str, run: Callable[..., Tensor], save: Callable[..., None], backward: Callable[..., Any]
+) -> Callable[..., Tensor]:
+    """The operator, but past PyTorch's dispatcher where nobody is watching: half the time."""
+    op = getattr(torch.ops.tilewise, name).default
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = run(*inputs)
+        save(ctx, inputs, output)
+        return output
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"tilewise_{name}", (torch.autograd.Function,), parts)
+
+    def call(*args: Any) -> Tensor:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if (
+            torch.compiler.is_compiling()
+            or is_watched()
+            or any(type(tensor) not in PLAIN for tensor in tensors)
+        ):
+            return op(*args)  # type: ignore[no-any-return]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return function.apply(*args)  # type: ignore[no-any-return]
+        return run(*args)
+
     return call
 
 
@@ -64,210 +95,3 @@ def _autocast(op: Any, device: str) -> Callable[..., Tensor]:
             return result
 
     return call
-
-
-def _like(result: Tensor, strides: Sequence[int]) -> Tensor:
-    """A result stored as promised to whoever traced the call; PyTorch's own may not be."""
-    if result.stride() == tuple(strides):
-        return result
-    return torch.empty_strided(
-        result.shape, strides, dtype=result.dtype, device=result.device
-    ).copy_(result)
-
-
-def _matmul_fake(a: Tensor, b: Tensor, deterministic: bool) -> Tensor:
-    _check(a.shape[-1] == b.shape[-2], lambda: f"shapes {a.shape} and {b.shape} differ in K")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=RESULTS.get(a.dtype, a.dtype))
-
-
-def _matmul_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    a, b, ctx.deterministic = inputs
-    wants_a, wants_b = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(a if wants_b else None, b if wants_a else None)
-
-
-def _matmul_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
-    a, b = ctx.saved_tensors
-    da = matmul(dc, b.mH, ctx.deterministic) if b is not None else None
-    db = matmul(a.mH, dc, ctx.deterministic) if a is not None else None
-    return da, db, None
-
-
-matmul = _define(
-    "matmul(Tensor a, Tensor b, bool deterministic) -> Tensor",
-    lambda a, b, deterministic: products.matmul(a.resolve_neg(), b.resolve_neg(), deterministic),
-    _matmul_fake,
-    _matmul_save,
-    _matmul_backward,
-)
-
-
-def _linear_run(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    plain = None if bias is None else bias.resolve_neg()
-    return products.linear(x.resolve_neg(), weight.resolve_neg(), plain, activation)
-
-
-def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    _check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape} by {weight.shape} differ in K")
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _linear_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, weight, bias, ctx.activation = inputs
-    wants_x, wants_weight = ctx.needs_input_grad[:2]
-    is_plain = ctx.activation == "none"
-    ctx.save_for_backward(
-        x if wants_weight or not is_plain else None,
-        weight if wants_x or not is_plain else None,
-        None if is_plain else bias,
-    )
-
-
-def _linear_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias = ctx.saved_tensors
-    wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-    if ctx.activation != "none":  # what was activated is computed again rather than kept
-        dy = dy * SLOPES[ctx.activation](linear(x, weight, bias, "none"))
-    rows = dy.reshape(-1, dy.shape[-1]) if dy.dim() != 2 else dy
-    dx = dw = None
-    if wants_x:
-        dx = linear(dy, weight.mT, None, "none")
-    if wants_weight:
-        dw = matmul(rows.mT, x.reshape(-1, x.shape[-1]), False)
-    return dx, dw, rows.sum(0) if wants_bias else None, None
-
-
-def _gelu_slope(z: Tensor) -> Tensor:
-    bell = torch.exp(z * z * -0.5) * 0.3989422804014327
-    return 0.5 * (1 + torch.erf(z * 0.7071067811865476)) + z * bell
-
-
-def _silu_slope(z: Tensor) -> Tensor:
-    gate = torch.sigmoid(z)
-    return gate * (1 + z * (1 - gate))
-
-
-SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": lambda z: (z > 0).to(z.dtype),
-    "gelu": _gelu_slope,
-    "silu": _silu_slope,
-}
-"""Derivatives of the activations."""
-
-linear = _define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
-    _linear_run,
-    _linear_fake,
-    _linear_save,
-    _linear_backward,
-)
-
-scaled_matmul = _define(
-    "scaled_matmul(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
-    "ScalarType out_dtype) -> Tensor",
-    scaled.scaled_matmul,
-    lambda a, b, scale_a, scale_b, bias, out_dtype: a.new_empty(
-        (a.shape[0], b.shape[1]), dtype=out_dtype
-    ),
-)
-
-
-def _layout(x: Tensor) -> str:
-    """As `layout_of`: channels alone packed innermost, of at least two, over some pixels."""
-    has_pixels = any(n > 1 for n in x.shape[2:])
-    return "nhwc" if has_pixels and x.shape[1] > 1 and x.stride(1) == 1 else "nchw"
-
-
-def _layer(settings: Sequence[Any]) -> tuple[Layer, bool]:
-    stride, padding, dilation, groups, deterministic = settings
-    return (tuple(stride), tuple(padding), tuple(dilation), groups), deterministic
-
-
-def _stored(like: Tensor, shape: Sequence[int], sample: Tensor) -> Tensor:
-    strides = dense_strides(shape, _layout(sample))
-    return like.new_empty_strided(tuple(shape), strides, dtype=RESULTS.get(like.dtype, like.dtype))
-
-
-def _conv_run(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    layer, fixed = _layer(settings)
-    result = convolutions.convolution(x.resolve_neg(), w.resolve_neg(), bias, layer, fixed)
-    return _like(result, dense_strides(result.shape, _layout(x)))
-
-
-def _conv_fake(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    return _stored(x, result_shape(x.shape, w.shape, _layer(settings)[0]), x)
-
-
-def _conv_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, w, _, *ctx.layer = inputs
-    ctx.save_for_backward(x, w)
-
-
-def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    wants_x, wants_w, wants_bias = ctx.needs_input_grad[:3]
-    dx = conv_input_gradient(x.shape, w, dy, *ctx.layer) if wants_x else None
-    dw = conv_weight_gradient(x, w.shape, dy, *ctx.layer) if wants_w else None
-    db = dy.sum([0, *range(2, dy.dim())]) if wants_bias else None
-    return dx, dw, db, *[None] * 5
-
-
-def _data_run(size: Sequence[int], w: Tensor, dy: Tensor, *settings: Any) -> Tensor:
-    layer, fixed = _layer(settings)
-    result = convolutions.input_gradient(size, w.resolve_neg(), dy.resolve_neg(), layer, fixed)
-    return _like(result, dense_strides(result.shape, _layout(dy)))
-
-
-def _data_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    w, dy = ctx.saved_tensors
-    wants_w, wants_dy = ctx.needs_input_grad[1:3]
-    dw = conv_weight_gradient(g, w.shape, dy, *ctx.layer) if wants_w else None
-    ddy = convolution(g, w, None, *ctx.layer) if wants_dy else None
-    return None, dw, ddy, *[None] * 5
-
-
-def _data_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    _, w, dy, *ctx.layer = inputs
-    ctx.save_for_backward(w, dy)
-
-
-def _weight_run(x: Tensor, size: Sequence[int], dy: Tensor, *settings: Any) -> Tensor:
-    layer, fixed = _layer(settings)
-    result = convolutions.weight_gradient(x.resolve_neg(), size, dy.resolve_neg(), layer, fixed)
-    return _like(result, dense_strides(result.shape, _layout(x)))
-
-
-def _weight_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    x, dy = ctx.saved_tensors
-    wants_x, _, wants_dy = ctx.needs_input_grad[:3]
-    dx = conv_input_gradient(x.shape, g, dy, *ctx.layer) if wants_x else None
-    ddy = convolution(x, g, None, *ctx.layer) if wants_dy else None
-    return dx, None, ddy, *[None] * 5
-
-
-def _weight_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, _, dy, *ctx.layer = inputs
-    ctx.save_for_backward(x, dy)
-
-
-convolution = _define(
-    f"convolution(Tensor x, Tensor w, Tensor? bias, {_LAYER}) -> Tensor",
-    _conv_run,
-    _conv_fake,
-    _conv_save,
-    _conv_backward,
-)
-conv_input_gradient = _define(
-    f"conv_input_gradient(SymInt[] size, Tensor w, Tensor dy, {_LAYER}) -> Tensor",
-    _data_run,
-    lambda size, w, dy, *settings: _stored(dy, size, dy),
-    _data_save,
-    _data_backward,
-)
-conv_weight_gradient = _define(
-    f"conv_weight_gradient(Tensor x, SymInt[] size, Tensor dy, {_LAYER}) -> Tensor",
-    _weight_run,
-    lambda x, size, dy, *settings: _stored(x, size, x),
-    _weight_save,
-    _weight_backward,
-)

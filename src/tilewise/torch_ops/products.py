@@ -16,7 +16,7 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer
-from tilewise.torch_ops.calls import TORCH_DTYPES, Work, first
+from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -168,7 +168,10 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Callable[[], Tensor]:
-    return partial(torch.empty, shape, dtype=dtype, device=like.device)
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.insert(0, strides[0] * max(1, size))
+    return allocator(shape, strides[: len(shape)], dtype, like.device)
 
 
 def _why(*tensors: Tensor) -> str:
