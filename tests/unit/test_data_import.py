@@ -239,7 +239,7 @@ class TestStore:
         assert stored.table(latest=False).num_rows == 4
         assert stored.table().num_rows == 3
 
-    def test_a_failure_does_not_replace_a_good_reading(self, tmp_path: Path) -> None:
+    def test_a_later_verdict_holds_and_a_later_failure_does_not(self, tmp_path: Path) -> None:
         failed = LAYER.format(CONV.format("64x64x32"), -1, 0, 0)
         imported(tmp_path, [row("64x64x32", 0.05), row("64x64x64", 0.06, OUTPUTS)])
         later = imported(tmp_path, [failed, row("64x64x64", 0.06, 5)])
@@ -248,7 +248,7 @@ class TestStore:
             ("wrong_result", 1),
         ]
         held = Store(tmp_path / "store").measurements()
-        assert [(r.status, r.time_us) for r in held] == [("ok", 50.0), ("ok", 60.0)]
+        assert [(r.status, r.time_us) for r in held] == [("ok", 50.0), ("wrong_result", 60.0)]
 
     def test_export_has_the_columns_and_reads_back(self, tmp_path: Path) -> None:
         lines = [row("64x64x32", 1 / 30), row("64x64x64", 0.06, 5), row("64x64x32", 0.0511111)]

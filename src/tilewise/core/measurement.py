@@ -26,6 +26,9 @@ STATUSES = (
 )
 """What can become of a kernel on a problem; all but the first are failures."""
 
+VERDICTS = ("ok", "wrong_result")
+"""The kernel ran to its end, and its result was looked at."""
+
 BUILD_FAILURES = ("compile_error", "over_limit")
 """Failures that say something about the kernel on every problem."""
 
@@ -239,11 +242,8 @@ class Measurement:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Of several rows of one key the highest holds: the last verdict, else the last row.
-
-        A verdict is a result that was looked at: right and timed, or wrong.
-        """
-        is_verdict = self.status == "wrong_result" or (self.is_ok and self.time_us is not None)
+        """Of several rows of one key the highest holds: the last verdict, else the last row."""
+        is_verdict = self.status in VERDICTS and not (self.is_ok and self.time_us is None)
         return is_verdict, self.attempt
 
     def to_dict(self) -> dict[str, Any]:

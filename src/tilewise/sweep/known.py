@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.measurement import STATUSES, Measurement, Setting
+from tilewise.core.measurement import STATUSES, VERDICTS, Measurement, Setting
 from tilewise.sweep.store import Store
 
 COSTLY = ("timeout", "crash", "launch_error")
@@ -21,7 +21,7 @@ class Record:
     """What is known about one key."""
 
     status: str
-    """Of the attempt that holds: `ok` where any was."""
+    """Of the attempt that holds: the last verdict, else the last."""
     attempts: int
     time_us: float
     """Of the last attempt that was not a leader's; NaN where there is none."""
@@ -55,7 +55,7 @@ class Known:
         stage = table.column("stage").to_numpy(zero_copy_only=False)
         status = table.column("status").to_numpy(zero_copy_only=False)
         count = len(keys)
-        order = np.lexsort((attempts, status == "ok"))
+        order = np.lexsort((attempts, sum(status == verdict for verdict in VERDICTS)))
         self._status = np.zeros(count, np.uint8)
         numbers = {name: number for number, name in enumerate(STATUSES)}
         number_of = np.array([numbers.get(s, 0) for s in status], np.uint8)
@@ -138,9 +138,10 @@ class Known:
         if row.is_ok and not is_leader:
             time_us, spread_us = row.time_us or float("nan"), row.spread_us or 0.0
             record = replace(record, time_us=time_us, spread_us=spread_us)
+        holds = row.status in VERDICTS or record.status not in VERDICTS
         self._new[row.key] = replace(
             record,
-            status="ok" if "ok" in (record.status, row.status) else row.status,
+            status=row.status if holds else record.status,
             attempts=max(record.attempts, row.attempt + 1),
             is_confirmed=record.is_confirmed or is_leader,
         )
