@@ -158,7 +158,7 @@ def soak(folder: Path, count: int) -> list[dict[str, Any]]:
                 problem = seeds[i % len(seeds)]
                 call(replace(problem, **{size: 1 + i // len(seeds)}))
 
-        warm = max(1000, REMEMBERED + 1 if name == "select" else 0)
+        warm = REMEMBERED if name == "select" else 1000
         ask(0, warm)
         before, start = rss_kb(), time.perf_counter()
         ask(warm, warm + count)

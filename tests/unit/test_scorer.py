@@ -74,14 +74,27 @@ def test_features_in_c_equal_numpy(model: Model) -> None:
 
 
 @needs_compiler
-def test_large_trees_are_served_too(model: Model, small_data: Dataset) -> None:
+@pytest.mark.parametrize("flags", [None, (), ("-mavx2", "-mfma")])
+@pytest.mark.parametrize("leaves", [3, 13, 30, 60])
+def test_trees_of_any_size_are_served(
+    model: Model,
+    small_data: Dataset,
+    leaves: int,
+    flags: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tilewise.learn.fit import Params, Trainer
 
+    if flags is not None:
+        if flags and not scorers._isa_flags():
+            pytest.skip("this machine has no AVX2")
+        monkeypatch.setattr(scorers, "_isa_flags", lambda: flags)
     trainer = Trainer(small_data)
     fitted = trainer.fit(
-        np.ones(len(small_data), bool), Params(trees=5, leaves=60, min_rows=2, max_features=0)
+        np.ones(len(small_data), bool),
+        Params(trees=5, leaves=leaves, min_rows=2, max_features=0),
     )
-    assert fitted.forest.max_leaves > 32
+    assert fitted.forest.max_leaves > leaves // 2
     features = trainer.features.restricted(
         dict.fromkeys(
             [*fitted.forest.features, *(n for f in model.forests.values() for n in f.features)]
@@ -90,11 +103,20 @@ def test_large_trees_are_served_too(model: Model, small_data: Dataset) -> None:
     )
     forests = {**model.forests, "rank": fitted.forest}
     large = replace(model, features=features, forests=forests, calibration=fitted.calibration)
-    kernels = synthetic_kernels("gemm", GFX950, 30)
+    kernels = synthetic_kernels("gemm", GFX950, 70)
     compiled = make_scorer(large, kernels, GFX950, compiled=True)
     plain = NumpyScorer(large, kernels, GFX950)
     for problem in synthetic_problems("gemm", "bf16", 10, seed=14):
         assert np.array_equal(compiled(problem).score, plain(problem).score)
+
+
+@needs_compiler
+def test_many_scores_are_sorted_stably(model: Model) -> None:
+    kernels = synthetic_kernels("gemm", GFX950, 250) * 4  # every score four times
+    compiled = make_scorer(model, kernels, GFX950, compiled=True)
+    for problem in synthetic_problems("gemm", "bf16", 10, seed=16):
+        found = compiled(problem)
+        assert np.array_equal(found.order, np.argsort(-found.score, kind="stable"))
 
 
 def test_ties_keep_the_order_of_the_pool(model: Model) -> None:

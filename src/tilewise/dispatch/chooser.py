@@ -23,7 +23,7 @@ from tilewise.selection.choice import Choice, Ranked, Ranker, Ranking
 
 TIE = 0.02
 """Predictions this close are ties; among them a kernel that is already built is preferred."""
-REMEMBERED = 1024
+REMEMBERED = 512
 
 Key = tuple[int, bool, float, int]
 """Priority turned round, whether it is left to the end, time, place in the pool."""
@@ -157,9 +157,10 @@ class Chooser:
         """
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
         is_last = pool.is_vendor & (ranker.path == "analytic")
-        order = np.lexsort((times, is_last, pool.priority))
+        # A remembered choice keeps these two arrays, so they are kept small.
+        order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         charged: list[Key] = []
-        for place in order.tolist():
+        for place in map(int, order):
             us = float(times[place])
             key: Key = (int(pool.priority[place]), bool(is_last[place]), us, place)
             while charged and charged[0] < key:
