@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.tensors import is_torch, view
-from tilewise.dispatch.calls import has_product, product_of_any, run_conv, run_matmul
+from tilewise.dispatch.calls import (
+    has_product,
+    multiply_arrays,
+    product_of_any,
+    run_conv,
+    run_matmul,
+)
 from tilewise.errors import TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, from_shapes, infer, layout_of
 
@@ -166,6 +172,8 @@ def _of_tensors(a: Any, b: Any) -> Any:
 
 def _multiply(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
     if has_product(a, b):
+        if out is None and type(a) is type(b) is np.ndarray:
+            return multiply_arrays(a, b, deterministic)
         return run_matmul(a, b, out=out, deterministic=deterministic)
     result = product_of_any(a, b, lambda x, y: run_matmul(x, y, deterministic=deterministic))
     if out is None:

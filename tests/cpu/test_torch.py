@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -138,6 +140,32 @@ def test_declaring_kernels_and_new_settings_forget_calls() -> None:
     assert CALLS.get("anything") is None
     assert not len(CALLS)
     close(tw.matmul(a, b), a @ b)
+
+
+def test_arrays_are_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.dispatch import calls
+
+    a, b = torch.randn(19, 28).numpy(), torch.randn(28, 11).numpy()
+    expected = tw.matmul(a, b)
+    monkeypatch.setattr(calls, "default_dispatcher", None)
+    assert (tw.matmul(a.copy(), b) == expected).all()
+    with pytest.raises(TypeError):
+        tw.matmul(a[:-1], b)
+
+
+def test_what_is_remembered_holds_no_tensor() -> None:
+    held = []
+    for array in (False, True):
+        a, b = torch.randn(20, 29), torch.randn(29, 12)
+        for left in (a, a.t().contiguous().t(), torch.randn(20, 58)[:, ::2]):
+            given = [left.numpy(), b.numpy()] if array else [left, b]
+            tw.matmul(*given)
+            held.append(weakref.ref(given[0]))
+            if not array:
+                tw.linear(left, b.t().contiguous())
+        del a, b, left, given
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)
 
 
 def test_a_remembered_call_does_not_select_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def views() -> dict[str, tuple[Any, bool]]:
         "wide pitch": (wide[:64, :128], True),
         "odd pitch": (torch.randn(64, 131).bfloat16()[:, :128], False),
         "shifted": (wide[:64, 1:129], False),
+        "expanded": (wide[:1, :128].expand(64, 128), False),
     }
 
 

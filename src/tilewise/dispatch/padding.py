@@ -118,8 +118,8 @@ class CopyingPlan(Plan):
 def irregular(tensors: Sequence[Any]) -> frozenset[int]:
     """Which of the operands and, last, the result lie where wide copies cannot reach.
 
-    Those engines want addresses, and the distances between an operand's rows, in multiples of
-    16 bytes; results are stored more freely.
+    They want addresses, and the distances between an operand's rows, in multiples of 16 bytes,
+    and every row by itself; results are stored more freely.
     """
     found = set()
     for at, tensor in enumerate(tensors):
@@ -127,7 +127,7 @@ def irregular(tensors: Sequence[Any]) -> frozenset[int]:
         size = dtype(seen.dtype).bytes
         sides = zip(seen.shape, seen.strides, strict=True) if at < len(tensors) - 1 else ()
         pitches = [stride * size for extent, stride in sides if extent > 1 and stride != 1]
-        if any(number % WIDE_BYTES for number in (seen.address, *pitches)):
+        if seen.address % WIDE_BYTES or any(p % WIDE_BYTES or not p for p in pitches):
             found.add(at)
     return frozenset(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -132,11 +133,14 @@ class Workspaces:
     """Scratch memory, one piece per device and stream: launches on a stream follow each other.
 
     Kernels find their flags zero and leave them so; partial sums have memory of their own, so
-    that no kernel's sums lie where the next one's flags are.
+    that no kernel's sums lie where the next one's flags are. Sizes double when they grow, and
+    outgrown pieces stay: another thread may be about to launch with them.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, bool], tuple[Any, int, int]] = {}
+        self._lock = threading.Lock()
+        self._pieces: list[Any] = []
+        self._kept: dict[tuple[int, int, bool], tuple[int, int]] = {}
 
     def addresses(self, device: int, stream: int, zeroed: int, sums: int) -> tuple[int, int]:
         """Where the zeroed head and the rest of a workspace are."""
@@ -153,15 +157,21 @@ class Workspaces:
         )
 
     def _at_least(self, device: int, stream: int, size: int, is_zero: bool) -> int:
-        kept = self._kept.get((device, stream, is_zero))
-        if kept is None or kept[2] < size:
-            import torch
+        address, room = self._kept.get((device, stream, is_zero), (0, 0))
+        return address if room >= size else self._grow(device, stream, size, is_zero)
 
-            make = torch.zeros if is_zero else torch.empty
-            made = make(size, dtype=torch.uint8, device=f"cuda:{device}")
-            kept = (made, int(made.data_ptr()), size)
-            self._kept[device, stream, is_zero] = kept
-        return kept[1]
+    def _grow(self, device: int, stream: int, size: int, is_zero: bool) -> int:
+        import torch
+
+        with self._lock:
+            address, room = self._kept.get((device, stream, is_zero), (0, 0))
+            if room < size:
+                room = 1 << (size - 1).bit_length()
+                make = torch.zeros if is_zero else torch.empty
+                self._pieces.append(make(room, dtype=torch.uint8, device=f"cuda:{device}"))
+                address = int(self._pieces[-1].data_ptr())
+                self._kept[device, stream, is_zero] = (address, room)
+            return address
 
 
 WORKSPACES = Workspaces()

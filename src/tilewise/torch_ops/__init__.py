@@ -19,6 +19,7 @@ from tilewise.dispatch.calls import has_product, product_of_any, run_matmul
 from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
+from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.library import is_watched, transform
 from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
 
@@ -99,7 +100,7 @@ def _matmul_into(a: Tensor, b: Tensor, out: Any, deterministic: bool) -> Tensor:
     why = _why_theirs(a, b)
     if why:
         return leave(why, torch.matmul, a, b, out=out)
-    if has_product(a, b):
+    if has_product(a, b) and not is_capturing(a):
         result: Tensor = run_matmul(a, b, out=out, deterministic=deterministic)
         return result
     result = products.matmul(a, b, deterministic)

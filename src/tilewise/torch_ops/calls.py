@@ -75,7 +75,7 @@ class Work:
 def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     """Chooses, runs, and remembers the way for the next call under `key`."""
     generation = CALLS.generation
-    if work.theirs is not None and _is_capturing(tensors[0]):
+    if work.theirs is not None and is_capturing(tensors[0]):
         tell_once(
             "a CUDA graph is being captured, and some call in it was never made before: PyTorch's "
             "kernel goes into the graph. Run the model once before capturing it"
@@ -152,5 +152,6 @@ def _again(work: Work, plan: Plan, *tensors: Tensor) -> Tensor:
     return out
 
 
-def _is_capturing(tensor: Tensor) -> bool:
+def is_capturing(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing may be compiled or loaded."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
