@@ -25,19 +25,21 @@ static double level_of(const tw_context *c, const double *values) {
 
 // The squared distance to the nearest measured problem, and which that is.
 static void nearest(const tw_context *c, const double *values, double *info) {
+  // Copied: what is read through `c` might be what is written, and then nothing vectorises.
+  const int64_t points = c->points;
   double *TW_RESTRICT far = c->far;
-  for (int64_t p = 0; p < c->points; ++p) far[p] = 0.0;
+  for (int64_t p = 0; p < points; ++p) far[p] = 0.0;
   for (int64_t j = 0; j < c->axes; ++j) {
-    const double *TW_RESTRICT point = c->point + j * c->points;
+    const double *TW_RESTRICT point = c->point + j * points;
     const double here = values[c->axis_value[j]];
-    for (int64_t p = 0; p < c->points; ++p) far[p] += (point[p] - here) * (point[p] - here);
+    for (int64_t p = 0; p < points; ++p) far[p] += (point[p] - here) * (point[p] - here);
   }
   // Doubles that are not negative stand in the order of their bits, whose least vectorises.
   const int64_t *bits = (const int64_t *)far;
   int64_t least = INT64_MAX, which = 0;
-  for (int64_t p = 0; p < c->points; ++p) least = bits[p] < least ? bits[p] : least;
-  while (which < c->points - 1 && bits[which] != least) ++which;
-  info[1] = c->points ? far[which] : 1e300;
+  for (int64_t p = 0; p < points; ++p) least = bits[p] < least ? bits[p] : least;
+  while (which < points - 1 && bits[which] != least) ++which;
+  info[1] = points ? far[which] : 1e300;
   info[2] = (double)which;
 }
 
