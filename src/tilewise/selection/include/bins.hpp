@@ -4,9 +4,6 @@
 #include <cstring>
 
 #include "forest.hpp"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #if defined(__AVX512F__)
 enum { DOUBLES = 8 };
