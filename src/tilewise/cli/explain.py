@@ -128,16 +128,22 @@ def predict(
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", help="Only these kernels (repeatable).")
     ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predicts microseconds, TFLOPS and GB/s of kernels on one problem."""
+    """Predicts microseconds, TFLOPS and GB/s of kernels that can serve one problem."""
     from tilewise.selection.predictor import Predictor
 
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = pick_model(model, op, chosen, dtype)
     kernels = [get_op(op).kernel_from_name(name) for name in kernel or ()]
-    kernels = kernels or measured_kernels(found)
+    why_unusable = get_op(op).why_unusable
+    kernels = kernels or [
+        k
+        for k in candidates(found, chosen, problem.dtype)
+        if why_unusable(k, problem, chosen) is None
+    ]
     predictor = Predictor(found, chosen)
     order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}
     columns = zip(
@@ -147,12 +153,12 @@ def predict(
         predictor.predict_bandwidth(problem, kernels).tolist(),
         strict=True,
     )
-    rows = sorted(columns, key=lambda row: order[row[0]])
+    rows = sorted(columns, key=lambda row: order[row[0]])[:top]
     if as_json:
         names = ("predicted_us", "predicted_tflops", "predicted_gb_s")
         return emit([{"kernel": k.name, **dict(zip(names, v, strict=True))} for k, *v in rows])
     return listing(
-        f"{len(rows)} kernels, fastest first",
+        f"{len(rows)} of {len(kernels)} kernels, fastest first",
         ["us", "TFLOPS", "GB/s", "kernel"],
         [[*values, k.name] for k, *values in rows],
     )

@@ -4,48 +4,53 @@
 #include <cstring>
 
 #include "forest.hpp"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
-#if defined(__AVX512F__)
-enum { DOUBLES = 8 };
-#elif defined(__AVX2__)
+// Comparing with all thresholds beats searching: there are few.
+#if defined(__AVX512BW__)
+static inline void bin_block(const double *x, const double *bounds, int count, uint8_t *out) {
+  for (int half = 0; half < 2; ++half) {
+    const double *at = x + 32 * half;
+    const __m512d a = _mm512_loadu_pd(at), b = _mm512_loadu_pd(at + 8);
+    const __m512d c = _mm512_loadu_pd(at + 16), d = _mm512_loadu_pd(at + 24);
+    const __m512i one = _mm512_set1_epi64(1);
+    __m512i na = _mm512_setzero_si512(), nb = na, nc = na, nd = na;
+    for (int t = 0; t < count; ++t) {
+      const __m512d bound = _mm512_set1_pd(bounds[t]);
+      na = _mm512_mask_add_epi64(na, _mm512_cmp_pd_mask(a, bound, _CMP_GT_OQ), na, one);
+      nb = _mm512_mask_add_epi64(nb, _mm512_cmp_pd_mask(b, bound, _CMP_GT_OQ), nb, one);
+      nc = _mm512_mask_add_epi64(nc, _mm512_cmp_pd_mask(c, bound, _CMP_GT_OQ), nc, one);
+      nd = _mm512_mask_add_epi64(nd, _mm512_cmp_pd_mask(d, bound, _CMP_GT_OQ), nd, one);
+    }
+    const __m512i all[4] = {na, nb, nc, nd};
+    for (int j = 0; j < 4; ++j)
+      _mm_storel_epi64((__m128i *)(out + 32 * half + 8 * j), _mm512_cvtepi64_epi8(all[j]));
+  }
+}
+#else
+#if defined(__AVX2__)
 enum { DOUBLES = 4 };
 #else
 enum { DOUBLES = 2 };
 #endif
 typedef double doubles __attribute__((vector_size(DOUBLES * 8)));
 typedef int64_t whole __attribute__((vector_size(DOUBLES * 8)));
-
-static inline double least(doubles x) {
-  double found = x[0];
-  for (int l = 1; l < DOUBLES; ++l) found = x[l] < found ? x[l] : found;
-  return found;
-}
-
-// Kernels next to each other are alike: few thresholds lie between the smallest value and the
-// largest. Comparing with those beats searching.
 static inline void bin_block(const double *x, const double *bounds, int count, uint8_t *out) {
-  enum { WAYS = 4 };
-  for (int i = 0; i < TW_BLOCK; i += WAYS * DOUBLES) {
-    doubles value[WAYS];
+  for (int i = 0; i < TW_BLOCK; i += 4 * DOUBLES) {
+    doubles value[4];
+    whole below[4] = {};
     std::memcpy(value, x + i, sizeof value);
-    doubles low = value[0], high = value[0];
-    for (int j = 1; j < WAYS; ++j) {
-      low = value[j] < low ? value[j] : low;
-      high = value[j] > high ? value[j] : high;
-    }
-    const double smallest = least(low), largest = -least(-high);
-    int first = 0;
-    while (first < count && bounds[first] < smallest) ++first;
-    whole below[WAYS];
-    for (int j = 0; j < WAYS; ++j) below[j] = first - (whole){};
-    for (int t = first; t < count && bounds[t] < largest; ++t) {
+    for (int t = 0; t < count; ++t) {
       const doubles bound = bounds[t] - (doubles){};
-      for (int j = 0; j < WAYS; ++j) below[j] -= (whole)(value[j] > bound);
+      for (int j = 0; j < 4; ++j) below[j] -= (whole)(value[j] > bound);
     }
-    for (int j = 0; j < WAYS; ++j)
+    for (int j = 0; j < 4; ++j)
       for (int l = 0; l < DOUBLES; ++l) out[i + j * DOUBLES + l] = (uint8_t)below[j][l];
   }
 }
+#endif
 
 static inline uint8_t bin_one(double x, const double *bounds, int count) {
   return (uint8_t)(std::lower_bound(bounds, bounds + count, x) - bounds);
