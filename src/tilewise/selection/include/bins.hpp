@@ -10,8 +10,9 @@
 
 // Comparing with all thresholds beats searching: there are few.
 #if defined(__AVX512BW__)
-static inline void bin_block(const double *x, const double *bounds, int count, uint8_t *out) {
-  for (int half = 0; half < 2; ++half) {
+static inline void bin_block(const double *x, int lanes, const double *bounds, int count,
+                             uint8_t *out) {
+  for (int half = 0; 32 * half < lanes; ++half) {
     const double *at = x + 32 * half;
     const __m512d a = _mm512_loadu_pd(at), b = _mm512_loadu_pd(at + 8);
     const __m512d c = _mm512_loadu_pd(at + 16), d = _mm512_loadu_pd(at + 24);
@@ -37,8 +38,9 @@ enum { DOUBLES = 2 };
 #endif
 typedef double doubles __attribute__((vector_size(DOUBLES * 8)));
 typedef int64_t whole __attribute__((vector_size(DOUBLES * 8)));
-static inline void bin_block(const double *x, const double *bounds, int count, uint8_t *out) {
-  for (int i = 0; i < TW_BLOCK; i += 4 * DOUBLES) {
+static inline void bin_block(const double *x, int lanes, const double *bounds, int count,
+                             uint8_t *out) {
+  for (int i = 0; i < lanes; i += 4 * DOUBLES) {
     doubles value[4];
     whole below[4] = {};
     std::memcpy(value, x + i, sizeof value);
@@ -56,15 +58,17 @@ static inline uint8_t bin_one(double x, const double *bounds, int count) {
   return (uint8_t)(std::lower_bound(bounds, bounds + count, x) - bounds);
 }
 
-// The rows of one block: problem rows stand already, kernel rows are copied, mixed ones binned.
-static inline void fill_rows(const tw_forest *f, int64_t block, const double *mixed,
+// The rows of one block: problem rows stand already, kernel rows are copied, mixed ones binned
+// as far as there are kernels.
+static inline void fill_rows(const tw_forest *f, int64_t block, int lanes, const double *mixed,
                              uint8_t *rows) {
   for (int64_t i = 0; i < f->features; ++i) {
     uint8_t *row = rows + i * TW_BLOCK;
     if (f->origin[i] == 1)
       std::memcpy(row, f->kernel_bins + (block * f->features + i) * TW_BLOCK, TW_BLOCK);
     else if (f->origin[i] == 2)
-      bin_block(mixed + (size_t)f->source[i] * TW_BLOCK, f->thresholds[i], f->counts[i], row);
+      bin_block(mixed + (size_t)f->source[i] * TW_BLOCK, lanes, f->thresholds[i], f->counts[i],
+                row);
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include "forest.hpp"
 
+enum { FEW = 160 };
+
 struct tw_item {
   uint64_t key;
   int32_t at, unused;
@@ -14,17 +16,37 @@ static inline bool stands_before(const tw_item &x, const tw_item &y) {
   return x.key < y.key || (x.key == y.key && x.at < y.at);
 }
 
+// The bits of a double, turned so that a larger score is a smaller integer; -0 is 0.
+static inline uint64_t turned(double score) {
+  uint64_t bits;
+  score += 0.0;
+  std::memcpy(&bits, &score, 8);
+  return bits >> 63 ? bits : ~bits & ~((uint64_t)1 << 63);
+}
+
+// Every kernel's place is how many stand before it. Counting has no branches to foresee, which
+// makes up for the many comparisons while there are few kernels.
+static void count_pool(const double *score, int count, int32_t *order) {
+  uint64_t key[FEW];
+  for (int i = 0; i < count; ++i) key[i] = turned(score[i]);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t own = key[i];
+    int64_t before = 0;
+    for (int j = 0; j < i; ++j) before += key[j] <= own;
+    for (int j = i + 1; j < count; ++j) before += key[j] < own;
+    order[before] = i;
+  }
+}
+
 // Best first and stable: of equal scores the earlier kernel of the pool comes first.
 static void sort_pool(tw_context *c) {
   tw_item *items = (tw_item *)c->keys, *other = items + c->blocks * TW_BLOCK;
   const int64_t count = c->kernels;
-  for (int64_t i = 0; i < count; ++i) {
-    // The bits of a double, turned so that a larger score is a smaller integer; -0 is 0.
-    const double score = c->score[i] + 0.0;
-    uint64_t bits;
-    std::memcpy(&bits, &score, 8);
-    items[i] = {bits >> 63 ? bits : ~bits & ~((uint64_t)1 << 63), (int32_t)i, 0};
+  if (count <= FEW) {
+    count_pool(c->score, (int)count, c->order);
+    return;
   }
+  for (int64_t i = 0; i < count; ++i) items[i] = {turned(c->score[i]), (int32_t)i, 0};
   if (count < 512) {
     std::sort(items, items + count, stands_before);
   } else {

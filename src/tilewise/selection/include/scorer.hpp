@@ -60,7 +60,8 @@ TW_API void tw_features(tw_context *c, const double *problem, double *values, do
 TW_API void tw_rank(tw_context *c, const double *problem) {
   double values[TW_VALUES + 1];
   alignas(64) double mixed[(TW_MIXED + 1) * TW_BLOCK];
-  alignas(64) uint8_t rank_rows[TW_ROWS * TW_BLOCK], valid_rows[TW_ROWS * TW_BLOCK];
+  // Lanes beyond the last kernel are scored too, whatever they hold, and never looked at.
+  alignas(64) uint8_t rank_rows[TW_ROWS * TW_BLOCK] = {0}, valid_rows[TW_ROWS * TW_BLOCK] = {0};
   tw_problem(problem, c->arch, values);
   c->info[0] = level_of(c, values);
   nearest(c, values, c->info);
@@ -69,11 +70,12 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
   for (int64_t block = 0; block < c->blocks; ++block) {
     alignas(64) int32_t total[TW_BLOCK] = {0}, will_run[TW_BLOCK] = {0};
     double *score = c->score + block * TW_BLOCK;
+    const int lanes = (int)std::min<int64_t>(TW_BLOCK, c->kernels - block * TW_BLOCK);
     tw_mixed(values, c->kernel_values + block * TW_BLOCK, c->stride, mixed);
-    fill_rows(c->rank, block, mixed, rank_rows);
+    fill_rows(c->rank, block, lanes, mixed, rank_rows);
     sum_trees(c->rank, rank_rows, total);
     if (c->valid) {
-      fill_rows(c->valid, block, mixed, valid_rows);
+      fill_rows(c->valid, block, lanes, mixed, valid_rows);
       sum_trees(c->valid, valid_rows, will_run);
     }
     for (int i = 0; i < TW_BLOCK; ++i) {
