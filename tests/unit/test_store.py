@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tilewise
+from tilewise.core.arch import load_arch
 from tilewise.core.identity import digest
 from tilewise.core.measurement import (
     POLICIES,
@@ -24,10 +25,12 @@ from tilewise.core.measurement import (
 from tilewise.errors import InputError, NoStoreError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
+from tilewise.selection.validation import _held
 from tilewise.sweep import store as store_module
+from tilewise.sweep.device import DeviceInfo
 from tilewise.sweep.journal import Journal, read_journal
 from tilewise.sweep.known import Known
-from tilewise.sweep.plan import leaders
+from tilewise.sweep.plan import leaders, make_plan
 from tilewise.sweep.schema import to_table
 from tilewise.sweep.store import Store, read_shard, write_rows
 
@@ -108,6 +111,50 @@ def test_the_last_verdict_holds_else_the_last_row(tmp_path: Path) -> None:
     known = Known(Store(tmp_path), [SETTING], give_up_after=0)
     found = known.look_up([row(m).key for m in (1, 2, 3)])
     assert [r.status for r in found if r] == ["ok", "wrong_result", "timeout"]
+
+
+WRONG = row(1, status="wrong_result", time_us=None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held"),
+    [
+        ([row(1), row(1, attempt=1, time_us=None)], "ok"),
+        ([WRONG, row(1, attempt=1, time_us=None)], "wrong_result"),
+        ([row(1, time_us=None), row(1, attempt=1, status="crash", time_us=None)], "crash"),
+        ([row(1), row(1, attempt=1, status="wrong_result", time_us=None)], "wrong_result"),
+    ],
+)
+def test_all_agree_on_the_row_that_holds(
+    tmp_path: Path, rows: list[Measurement], held: str
+) -> None:
+    """The rank, the store, what a sweep knows from it, what it learns and who judges."""
+    write_rows(tmp_path, rows)
+    (stored_row,) = Store(tmp_path).measurements()
+    (known,) = Known(Store(tmp_path), [SETTING], give_up_after=0).look_up([rows[0].key])
+    learning = Known(Store(tmp_path / "new", create=True), [SETTING], give_up_after=0)
+    for each in rows:
+        learning.learn(each, keep=True)
+    (learned,) = learning.look_up([rows[0].key])
+    assert known is not None and learned is not None
+    assert known.is_good == learned.is_good == (held == "ok")
+    judged = _held(reversed(rows))[KERNEL.name]
+    by_rank = max(rows, key=lambda r: r.rank)
+    assert {r.status for r in (stored_row, known, learned, judged, by_rank)} == {held}
+    assert stored_row == judged == by_rank
+
+
+def test_a_wrong_result_after_a_right_one_is_known_to_be_bad(tmp_path: Path) -> None:
+    wrong = row(1, attempt=1, status="wrong_result", time_us=None, spread_us=None)
+    write_rows(tmp_path, [row(1), wrong, row(2), row(2, attempt=1, status="crash", time_us=None)])
+    known = Known(Store(tmp_path), [SETTING], give_up_after=0)
+    assert known.has_failed(wrong.problem_key, wrong.kernel_key)
+    assert not known.has_failed(row(2).problem_key, KERNEL.key)
+    arch = replace(load_arch("x86_avx2"), device=SETTING.device)
+    device = DeviceInfo(arch=arch, toolchains={"vendor": SETTING.toolchain}, unavailable={})
+    problems = [GemmProblem(m=m, n=8, k=8) for m in (1, 2)]
+    plan = make_plan(problems, [KERNEL], device, SETTING.policy, why_unusable=lambda *_: None)
+    assert [dict(plan.work(at, known).task.prior) for at in (0, 1)] == [{}, {0: (10.0, 0.5)}]
 
 
 def by_problem(path: Path) -> dict[str, list[Measurement]]:

@@ -37,7 +37,7 @@ def merge(
     if merged.conflicts:
         table(
             f"{len(merged.conflicts):,} measurements disagree; "
-            "all are kept, the last good one of a key holds",
+            "all are kept, the last verdict on a key holds",
             ["kernel", "problem", "what"],
             [[c.kernel, c.problem, c.what] for c in merged.conflicts[:20]],
         )

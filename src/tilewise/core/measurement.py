@@ -26,9 +26,6 @@ STATUSES = (
 )
 """What can become of a kernel on a problem; all but the first are failures."""
 
-VERDICTS = ("ok", "wrong_result")
-"""The kernel ran to its end, and its result was looked at."""
-
 BUILD_FAILURES = ("compile_error", "over_limit")
 """Failures that say something about the kernel on every problem."""
 
@@ -241,10 +238,14 @@ class Measurement:
         return self.key, self.attempt
 
     @property
+    def is_verdict(self) -> bool:
+        """Whether the kernel ran to its end: its result is wrong, or right with a time."""
+        return self.status == "wrong_result" or (self.is_ok and self.time_us is not None)
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """Of several rows of one key the highest holds: the last verdict, else the last row."""
-        is_verdict = self.status in VERDICTS and not (self.is_ok and self.time_us is None)
-        return is_verdict, self.attempt
+        return self.is_verdict, self.attempt
 
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -54,7 +54,7 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     """Adds the rows of `sources` to the store `target`, made if needed.
 
     Nothing is dropped: where both have measured a key, the newcomer becomes a further attempt,
-    and of all attempts the last good one holds. Merging the same stores again changes nothing.
+    and of all attempts the last verdict holds. Merging the same stores again changes nothing.
     """
     stores = [Store(source) for source in sources]
     for store in stores:

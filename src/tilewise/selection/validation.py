@@ -85,7 +85,7 @@ def judge(
     """
     every = list(rows)
     held = _held(every)
-    good = {name: row for name, row in held.items() if row.time_us}
+    good = {name: row for name, row in held.items() if row.is_ok and row.time_us}
     if not good or not ranking:
         return None
     names = [kernel.name for kernel in ranking]
@@ -118,11 +118,8 @@ def _is_unbuilt(row: Measurement) -> bool:
 
 
 def _held(rows: Iterable[Measurement]) -> dict[str, Measurement]:
-    """Kernel -> the row that holds: the last good one, else the last."""
-    held: dict[str, Measurement] = {}
-    for row in sorted(rows, key=lambda r: (r.is_ok, r.attempt)):
-        held[row.kernel] = row
-    return held
+    """Kernel -> the row that holds: the last verdict, else the last row."""
+    return {row.kernel: row for row in sorted(rows, key=lambda row: row.rank)}
 
 
 def _contest(rows: Iterable[Measurement], chosen: str) -> dict[str, Measurement]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.measurement import STATUSES, VERDICTS, Measurement, Setting
+from tilewise.core.measurement import STATUSES, Measurement, Setting
+from tilewise.sweep.schema import holding, verdicts
 from tilewise.sweep.store import Store
 
 COSTLY = ("timeout", "crash", "launch_error")
-"""Failures that take a worker with them."""
+"""Failures that can cost a worker: it is gone, or may have to be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,13 @@ class Record:
     spread_us: float
     is_confirmed: bool
     """Whether it was measured among leaders."""
+    is_verdict: bool
+    """Whether the attempt that holds is one: `Measurement.is_verdict`."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether a right result with a time holds."""
+        return self.status == "ok" and self.is_verdict
 
 
 class Known:
@@ -55,8 +63,10 @@ class Known:
         stage = table.column("stage").to_numpy(zero_copy_only=False)
         status = table.column("status").to_numpy(zero_copy_only=False)
         count = len(keys)
-        order = np.lexsort((attempts, sum(status == verdict for verdict in VERDICTS)))
-        self._status = np.zeros(count, np.uint8)
+        is_verdict = verdicts(table)
+        order = np.lexsort((attempts, is_verdict))
+        self._verdict, self._status = np.zeros(count, bool), np.zeros(count, np.uint8)
+        self._verdict[codes[order]] = is_verdict[order]
         numbers = {name: number for number, name in enumerate(STATUSES)}
         number_of = np.array([numbers.get(s, 0) for s in status], np.uint8)
         self._status[codes[order]] = number_of[order]
@@ -71,7 +81,7 @@ class Known:
         self._time[codes[passed]], self._spread[codes[passed]] = times[passed], spreads[passed]
         by_key = np.argsort(keys)
         self._keys = keys[by_key]
-        for name in ("_status", "_attempts", "_confirmed", "_time", "_spread"):
+        for name in ("_status", "_attempts", "_confirmed", "_time", "_spread", "_verdict"):
             setattr(self, name, getattr(self, name)[by_key])
 
     def _remember(self, table: Any, settings: Sequence[Setting]) -> None:
@@ -90,13 +100,12 @@ class Known:
             )
             is_ok = pc.equal(here.column("status"), "ok")
             self._good.update(pc.unique(here.filter(is_ok).column("kernel_key")).to_pylist())
-            for row in here.filter(pc.invert(is_ok)).to_pylist():
-                self._failed_pairs.add(row["problem_key"] + row["kernel_key"])
-                self._failures[row["kernel_key"]] += row["status"] in COSTLY
-            fine = here.filter(is_ok).select(["problem_key", "kernel_key"])
-            if self._failed_pairs:
-                fine_pairs = (r["problem_key"] + r["kernel_key"] for r in fine.to_pylist())
-                self._failed_pairs.difference_update(fine_pairs)
+            bad = here.filter(pc.invert(is_ok))
+            if not len(bad):
+                continue
+            costly = bad.filter(pc.is_in(bad.column("status"), pa.array(COSTLY)))
+            self._failures.update(costly.column("kernel_key").to_pylist())
+            self._failed_pairs |= _failed(holding(here))
 
     def look_up(self, keys: Sequence[str]) -> list[Record | None]:
         """What is known about each key."""
@@ -117,6 +126,7 @@ class Known:
             float(self._time[at]),
             float(self._spread[at]),
             bool(self._confirmed[at]),
+            bool(self._verdict[at]),
         )
 
     def learn(self, row: Measurement, *, keep: bool) -> None:
@@ -133,17 +143,17 @@ class Known:
             self._failures[row.kernel_key] += 1
         if not keep:
             return
-        record = old or Record(row.status, 0, float("nan"), float("nan"), False)
+        record = old or Record(row.status, 0, float("nan"), float("nan"), False, False)
         is_leader = row.stage == "leader"
-        if row.is_ok and not is_leader:
-            time_us, spread_us = row.time_us or float("nan"), row.spread_us or 0.0
-            record = replace(record, time_us=time_us, spread_us=spread_us)
-        holds = row.status in VERDICTS or record.status not in VERDICTS
+        if row.is_ok and row.time_us is not None and not is_leader:
+            record = replace(record, time_us=row.time_us, spread_us=row.spread_us or 0.0)
+        holds = row.is_verdict or not record.is_verdict
         self._new[row.key] = replace(
             record,
             status=row.status if holds else record.status,
             attempts=max(record.attempts, row.attempt + 1),
             is_confirmed=record.is_confirmed or is_leader,
+            is_verdict=record.is_verdict or row.is_verdict,
         )
 
     def has_failed(self, problem_key: str, kernel_key: str) -> bool:
@@ -154,3 +164,14 @@ class Known:
         """Whether the kernel has cost so many workers, and done so little, that it is left."""
         often = self._failures[kernel_key] >= self._give_up_after > 0
         return often and kernel_key not in self._good
+
+
+def _failed(held: Any) -> set[str]:
+    """Problem and kernel where a wrong result holds, or nothing but failures under any policy."""
+    import pyarrow.compute as pc
+
+    pairs = pc.binary_join_element_wise(held.column("problem_key"), held.column("kernel_key"), "")
+    status = held.column("status")
+    is_ok, is_wrong = pc.equal(status, "ok"), pc.equal(status, "wrong_result")
+    failed = set(pairs.filter(pc.invert(is_ok)).to_pylist())
+    return failed - set(pairs.filter(is_ok).to_pylist()) | set(pairs.filter(is_wrong).to_pylist())

@@ -102,7 +102,7 @@ class SweepPlan:
         prior = {
             at: (r.time_us, r.spread_us)
             for at, r in records.items()
-            if r is not None and isfinite(r.time_us)
+            if r is not None and r.is_good and isfinite(r.time_us)
         }
         touched = {*todo, *prior}
         return Work(
@@ -145,7 +145,7 @@ class SweepPlan:
         return tuple(at for at in legal if self.kernels[at] in named) if named else ()
 
     def _is_wanted(self, record: Record | None) -> bool:
-        return record is None or (self.retry_failed and record.status != "ok")
+        return record is None or (self.retry_failed and not record.is_good)
 
     def _is_bad(self, problem_key: str, kernel: int, known: Known) -> bool:
         key = self.kernel_keys[kernel]

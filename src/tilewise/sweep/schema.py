@@ -12,6 +12,8 @@ from tilewise.errors import StoreError
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"tilewise_schema"
+RANKING = ("key", "attempt", "status", "time_us")
+"""The columns that decide which row of a key holds."""
 
 
 @cache
@@ -51,6 +53,29 @@ def check_schema(schema: Any, where: str) -> None:
             f"{where} has schema {int(found)}; this version reads up to {SCHEMA_VERSION}. "
             "Update tilewise"
         )
+
+
+def verdicts(table: Any) -> Any:
+    """`Measurement.is_verdict` of every row, as a NumPy mask."""
+    import pyarrow.compute as pc
+
+    status = table.column("status")
+    is_right = pc.and_(pc.equal(status, "ok"), pc.is_valid(table.column("time_us")))
+    return pc.or_(is_right, pc.equal(status, "wrong_result")).to_numpy()
+
+
+def holding(table: Any) -> Any:
+    """The one row of each key that holds, by `Measurement.rank`; needs the columns RANKING."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    if not len(table):
+        return table
+    codes = pc.dictionary_encode(table.column("key").combine_chunks()).indices.to_numpy()
+    # Stable, so that of equal attempts (a merge of hand-made shards) the last one read holds.
+    order = np.lexsort((table.column("attempt").to_numpy(), verdicts(table), codes))
+    last = np.append(codes[order][1:] != codes[order][:-1], True)
+    return table.take(np.sort(order[last]))
 
 
 _DEFAULTS = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}

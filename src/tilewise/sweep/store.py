@@ -23,13 +23,19 @@ from typing import Any, Self
 from tilewise.core.measurement import Measurement
 from tilewise.errors import NoStoreError, StoreError
 from tilewise.sweep.journal import SUFFIX, Journal, LockedFile, read_journal
-from tilewise.sweep.schema import arrow_schema, check_schema, conform, from_table, to_table
+from tilewise.sweep.schema import (
+    RANKING,
+    arrow_schema,
+    check_schema,
+    conform,
+    from_table,
+    holding,
+    to_table,
+)
 
 DAMAGED = ".damaged"
 ROWS_PER_SHARD = 5000
 SYNC_SECONDS = 2.0
-_RANKING = ("key", "attempt", "status", "time_us")
-"""The columns that decide which row of a key holds."""
 
 
 def new_run_id() -> str:
@@ -64,7 +70,7 @@ class Store:
         return sorted(self.path.glob(f"[!.]*{DAMAGED}"))
 
     def table(self, columns: Sequence[str] | None = None, *, latest: bool = True) -> Any:
-        """Rows as an Arrow table; with `latest` one a key: its last good reading, else its last."""
+        """Rows as an Arrow table; with `latest` one a key: its last verdict, else its last row."""
         import pyarrow as pa
 
         # Journals before shards: one that is folded meanwhile is then seen twice, never missed.
@@ -72,13 +78,13 @@ class Store:
         shards = self.shards()
         done = {path.stem for path in shards}
         wanted = list(columns) if columns is not None else arrow_schema().names
-        needed = list(dict.fromkeys([*wanted, *_RANKING])) if latest else wanted
+        needed = list(dict.fromkeys([*wanted, *RANKING])) if latest else wanted
         parts = [read_shard(path, needed) for path in shards]
         parts += [t.select(needed) for stem, t in pending if stem not in done and len(t)]
         if not parts:
             return to_table([]).select(wanted)
         table = pa.concat_tables(parts)
-        return (_latest(table) if latest else table).select(wanted)
+        return (holding(table) if latest else table).select(wanted)
 
     def measurements(self, *, latest: bool = True) -> Iterator[Measurement]:
         """Every row as a value."""
@@ -245,24 +251,6 @@ def _journal_table(path: Path) -> Any:
         return to_table(read_journal(path).rows)
     except FileNotFoundError:  # folded since it was listed: its rows are in a shard now
         return to_table([])
-
-
-def _latest(table: Any) -> Any:
-    import numpy as np
-    import pyarrow.compute as pc
-
-    if not len(table):
-        return table
-    codes = pc.dictionary_encode(table.column("key").combine_chunks()).indices.to_numpy()
-    attempts = table.column("attempt").to_numpy()
-    status = table.column("status")
-    is_right = pc.and_(pc.equal(status, "ok"), pc.is_valid(table.column("time_us")))
-    is_verdict = pc.or_(is_right, pc.equal(status, "wrong_result")).to_numpy()
-    # As `Measurement.rank` says. Stable, so that of equal attempts (a merge of hand-made shards)
-    # the last one read holds.
-    order = np.lexsort((attempts, is_verdict, codes))
-    last = np.append(codes[order][1:] != codes[order][:-1], True)
-    return table.take(np.sort(order[last]))
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
