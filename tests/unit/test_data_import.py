@@ -85,6 +85,23 @@ class TestCsv:
         assert broken.time_us == pytest.approx(50.0)
         assert f"{OUTPUTS // 5} of {OUTPUTS}" in broken.message
 
+    def test_the_first_time_with_a_value_counts_else_the_rate(self, tmp_path: Path) -> None:
+        fast, empty = (CONV.format(tile) for tile in ("64x64x32", "64x64x64"))
+        lines = [
+            HEADER + ",time_us",
+            LAYER.format(fast, "", "", OUTPUTS) + ",70.0",
+            LAYER.format(empty, "", tflops(0.05), OUTPUTS) + ",",
+        ]
+        by_column, by_rate = read(tmp_path, "\n".join(lines)).rows
+        assert (by_column.status, by_column.time_us) == ("ok", 70.0)
+        assert (by_rate.status, by_rate.time_us) == ("ok", pytest.approx(50.0))
+
+    def test_a_stray_quote_costs_its_own_line(self, tmp_path: Path) -> None:
+        lines = [HEADER, '"' + row("64x64x32", 0.05), row("64x64x64", 0.06)]
+        found = read(tmp_path, "\n".join(lines))
+        assert [r.kernel for r in found.rows] == [CONV.format("64x64x64")]
+        assert [b.number for b in found.bad_lines] == [2]
+
     def test_failures_are_rows_too(self, tmp_path: Path) -> None:
         lines = [
             HEADER,
@@ -280,6 +297,17 @@ class TestStore:
         export_csv(tmp_path / "store", tmp_path / "out.csv", op="gemm")
         back = read_measurements(tmp_path / "out.csv", load_arch("gfx950"))
         assert back.rows[0].key == first.rows[0].key
+
+    def test_a_wrong_gemm_does_not_turn_right_on_its_way(self, tmp_path: Path) -> None:
+        path, target = tmp_path / "benchmark.json", tmp_path / "out.csv"
+        wrong = {**benchmark(256, 0.1), "is_valid": False}
+        path.write_text(json.dumps([benchmark(512, 0.1), wrong]))
+        first = import_file(path, tmp_path / "store", load_arch("gfx950"))
+        assert [r.status for r in first.rows] == ["ok", "wrong_result"]
+        assert export_csv(tmp_path / "store", target) == 1
+        assert export_csv(tmp_path / "store", target, failures=True) == 2
+        back = read_measurements(target, load_arch("gfx950"))
+        assert [(r.key, r.status) for r in back.rows] == [(r.key, r.status) for r in first.rows]
 
     def test_export_refuses_clearly(self, tmp_path: Path) -> None:
         imported(tmp_path, [row("64x64x32", 0.05)])

@@ -62,6 +62,23 @@ class TestCsv:
             path = written(tmp_path, ending.join(lines).encode(encoding))
             assert sizes(read_problems(path, "gemm").problems) == [(1, 2, 3), (4, 5, 6)]
 
+    @pytest.mark.parametrize("bad", ['4,"5,6', '4,5,"6', '"4,5,6'])
+    def test_a_stray_quote_costs_its_own_line(self, tmp_path: Path, bad: str) -> None:
+        text = f'M,N,K\n1,2,3\n{bad}\n7,"8",9\n10,11,12"\n13,14,15\n'
+        found = read_problems(written(tmp_path, text), "gemm")
+        assert sizes(found.problems) == [(1, 2, 3), (7, 8, 9), (13, 14, 15)]
+        assert [b.number for b in found.bad_lines] == [3, 5]
+        assert "a quote is not closed" in found.bad_lines[0].reason
+
+    def test_a_header_with_a_stray_quote_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(FileError, match="header, line 2"):
+            read_problems(written(tmp_path, '# sizes\nM,N,"K\n1,2,3\n'), "gemm")
+
+    def test_labels_of_several_lines_are_written_on_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "problems.csv"
+        write_problems(path, [GemmProblem(m=1, n=2, k=3)], [{"network": "a\nb"}])
+        assert read_problems(path, "gemm").labels == [{"network": "a b"}]
+
     def test_only_the_line_with_foreign_bytes_is_bad(self, tmp_path: Path) -> None:
         path = written(tmp_path, b"M,N,K,layer\n1,2,3,a\n1,2,3,caf\xe9\n4,5,6,b\n")
         found = read_problems(path, "gemm")

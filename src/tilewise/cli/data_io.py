@@ -53,7 +53,9 @@ def export(
     file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
     op: OnlyOpOption = "",
     latest: Annotated[bool, typer.Option("--latest", help="Only the last attempts.")] = False,
-    failures: Annotated[bool, typer.Option("--failures", help="Rows without a time too.")] = False,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="Failures and wrong results too.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes measurements as CSV with the reference's columns."""

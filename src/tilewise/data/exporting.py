@@ -34,8 +34,9 @@ def export_csv(
 ) -> int:
     """Writes the measurements of one op; returns how many.
 
-    With `latest` only the last attempt at each key. Rows without a time are left out unless
-    `failures` asks for them; their latency is empty.
+    With `latest` only the attempt that holds of each key. Failures, and wrong results
+    that no column tells of, are left out unless `failures` asks for them; a column `status`, which
+    an import reads, then tells.
     """
     rows = list(Store(store).measurements(latest=latest))
     ops = sorted({row.op for row in rows})
@@ -45,7 +46,7 @@ def export_csv(
     elif len(ops) > 1:
         raise FileError(f"the store {store} holds {', '.join(ops)}; say which op to export")
     if not failures:
-        rows = [row for row in rows if row.time_us is not None]
+        rows = [row for row in rows if row.time_us is not None and _tells_its_status(row)]
     if not rows:
         raise StoreError(f"the store {store} has no {op or 'timed'} rows; it has {ops or 'none'}")
     target = Path(path)
@@ -53,9 +54,15 @@ def export_csv(
         raise FileError(f"{target} is a folder; name a .csv file")
     table = _table(rows)
     columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)
+    columns += ["status"] if failures else []
     columns += [name for name in ("source",) if any(name in row for row in table)]
     replace_text(target, csv_text(table, columns))
     return len(table)
+
+
+def _tells_its_status(row: Measurement) -> bool:
+    """Whether the reference's columns say what became of a timed row."""
+    return row.is_ok or (row.op != "gemm" and "non_zero" in json.loads(row.labels))
 
 
 def _table(rows: Sequence[Measurement]) -> list[Mapping[str, Any]]:
@@ -66,6 +73,7 @@ def _table(rows: Sequence[Measurement]) -> list[Mapping[str, Any]]:
             **json.loads(row.labels),
             **json.loads(row.problem),
             "kernel": row.kernel,
+            "status": row.status,
             "latency_ms": "" if row.time_us is None else float(f"{row.time_us / 1e3:.15g}"),
             "tflops": "" if row.tflops is None else row.tflops,
             "bandwidth_gb_s": "" if row.gb_s is None else row.gb_s,

@@ -11,7 +11,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.identity import canonical_json
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.core.measurement import STATUSES, Measurement, Policy, Setting
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, KernelError, ProblemError
 from tilewise.ops.contract import all_ops, get_op
@@ -82,12 +82,17 @@ class ForeignReader:
         if not name:
             raise InputError(f"no kernel is named; {' or '.join(KERNEL_KEYS)} should")
         kernel = self.kernel(name.strip())
+        said = str(row.get(folded.get("status", ""), "")).strip()
         taken = {folded[k] for k in (*KERNEL_KEYS, *_TIME_KEYS, *_TFLOPS_KEYS, *_OTHER_RATES)
                  if k in folded}  # fmt: skip
+        taken |= {folded["status"]} if said in STATUSES else set()
         rest = {key: value for key, value in row.items() if key not in taken}
         problem, labels = self._reader(kernel, rest).read(rest)
         time_us = self._time(row, folded, problem)
-        status, message = self._status(time_us, labels, problem)
+        if said in STATUSES and said != "ok":
+            status, message = said, f"the source says {said}"
+        else:
+            status, message = self._status(time_us, labels, problem)
         return Measurement.of(
             problem,
             kernel,
@@ -138,13 +143,15 @@ class ForeignReader:
         self, row: Mapping[str, Any], folded: Mapping[str, str], problem: Problem
     ) -> float | None:
         """Microseconds, or None where the row says that nothing was timed."""
-        times = [(k, row[folded[k]]) for k in _TIME_KEYS if k in folded]
-        rates = [(k, row[folded[k]]) for k in _TFLOPS_KEYS if k in folded]
-        if not times and not rates:
+        if not folded.keys() & {*_TIME_KEYS, *_TFLOPS_KEYS}:
             raise InputError(f"no time is given; {', '.join(_TIME_KEYS)} or tflops should")
-        time_us = _number(*times[0]) * _TIME_KEYS[times[0][0]] if times else 0.0
+        times = [(k, row[folded[k]]) for k in _TIME_KEYS if k in folded and _says(row[folded[k]])]
+        rates = [(k, row[folded[k]]) for k in _TFLOPS_KEYS if k in folded and _says(row[folded[k]])]
         tflops = _number(*rates[0]) if rates else 0.0
         implied = problem.flops / tflops * 1e-6 if tflops > 0 else 0.0
+        if not times:
+            return implied or None
+        time_us = _number(*times[0]) * _TIME_KEYS[times[0][0]]
         if implied and abs(time_us - implied) > 0.01 * implied:
             # Times printed as milliseconds to two digits lose more than their rates do.
             if abs(time_us - implied) <= 5.001:
@@ -188,6 +195,11 @@ def _kernel(name: str, op: str) -> Kernel:
                 raise
     ops = ", ".join(all_ops())
     raise KernelError(f"{name!r} names no kernel of {ops}; `kernels list --op OP` shows names")
+
+
+def _says(value: Any) -> bool:
+    """Whether a cell holds anything; tables leave out or write NaN for what was not measured."""
+    return str(value).strip().lower() not in ("", "none", "nan")
 
 
 def _number(name: str, value: Any) -> float:

@@ -84,29 +84,38 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def csv_lines(text: str, check_header: Callable[[list[str]], None]) -> Iterator[Line]:
-    """The rows of a table with a header; `check_header` raises where columns are wanting."""
-    # Comments become blank lines, which the csv module skips while it keeps counting.
-    lines = ["" if line.lstrip().startswith("#") else line for line in text.split("\n")]
-    first = next((line for line in lines if line.strip()), "")
-    delimiter = max(",;\t|", key=first.count)
-    table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    """The rows of a table with a header; `check_header` raises where columns are wanting.
+
+    A cell ends with its line: a stray quote spoils its own line, not the rest of the file.
+    """
+    delimiter = ""
     header: list[str] = []
-    while True:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        delimiter = delimiter or max(",;\t|", key=line.count)
         try:
-            cells = next(table)
-        except StopIteration:
-            return
+            cells = _cells(line, delimiter)
         except csv.Error as error:
-            yield Line(table.line_num, "", reason=f"not CSV: {error}")
+            if not header:
+                raise FileError(f"the header, line {number}, is not CSV: {error}") from None
+            yield Line(number, line, reason=f"not CSV: {error}")
             continue
         if not any(cell.strip() for cell in cells):
             continue
         if header:
-            yield _csv_line(table.line_num, header, cells, delimiter)
+            yield _csv_line(number, header, cells, delimiter)
         else:
             header = [cell.strip() for cell in cells]
             _check_doubled(header)
             check_header(header)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    (cells,) = csv.reader([f"{line}\n"], delimiter=delimiter, skipinitialspace=True)
+    if cells and cells[-1].endswith("\n"):
+        raise csv.Error("a quote is not closed by the end of its line")
+    return cells
 
 
 def _csv_line(number: int, header: list[str], cells: list[str], delimiter: str) -> Line:
@@ -128,8 +137,13 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     names = list(columns) or list(dict.fromkeys(key for row in rows for key in row))
     table = csv.DictWriter(out, names, restval="", lineterminator="\n", extrasaction="ignore")
     table.writeheader()
-    table.writerows(rows)
+    table.writerows({key: _on_one_line(value) for key, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _on_one_line(value: Any) -> Any:
+    """Text without line ends, which no cell that `csv_lines` reads has."""
+    return re.sub(r"\s*[\r\n]\s*", " ", value) if isinstance(value, str) else value
 
 
 def replace_text(target: Path, text: str) -> None:
