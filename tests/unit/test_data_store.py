@@ -173,6 +173,21 @@ def test_a_good_reading_outlives_a_later_failure(tmp_path: Path) -> None:
         assert len(list(Store(both).measurements(latest=False))) == 2
 
 
+def test_the_order_of_merged_stores_does_not_matter(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    write_rows(old, [row(1, measured_at=1.0), row(1, measured_at=5.0, attempt=1, time_us=11.0)])
+    write_rows(new, [row(1, run_id="0", measured_at=9.0, time_us=12.0)])
+    found = []
+    for name, order in (("a", [old, new]), ("b", [new, old])):
+        merge(tmp_path / name, order)
+        rows = sorted(Store(tmp_path / name).measurements(latest=False), key=lambda r: r.attempt)
+        assert [r.time_us for r in rows] == [10.0, 11.0, 12.0]
+        assert [r.time_us for r in Store(tmp_path / name).measurements()] == [12.0]
+        found.append(rows)
+    assert found[0] == found[1]
+    assert check(tmp_path / "b").is_sound
+
+
 def test_a_refused_merge_leaves_no_store_behind(tmp_path: Path) -> None:
     write_rows(tmp_path / "torn", [row(1)])
     (shard,) = Store(tmp_path / "torn").shards()

@@ -53,14 +53,15 @@ class Merged:
 def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     """Adds the rows of `sources` to the store `target`, made if needed.
 
-    Nothing is dropped: where both have measured a key, the newcomer becomes a further attempt,
-    and of all attempts the last verdict holds. Merging the same stores again changes nothing.
+    Nothing is dropped: where several have measured a key, their rows become attempts in the order
+    of their time, whatever the order of `sources`, and of all attempts the last verdict holds.
+    Merging the same stores again changes nothing.
     """
     stores = [Store(source) for source in sources]
     for store in stores:
         if store.path.resolve() == Path(target).resolve():
             raise InputError(f"{store.path} cannot be merged into itself")
-    incoming = [list(store.measurements(latest=False)) for store in stores]
+    incoming = [row for store in stores for row in store.measurements(latest=False)]
     result = Merged()
     held: dict[str, list[Measurement]] = {}
     # Made only now: sources that cannot be read leave no empty store behind.
@@ -68,11 +69,10 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
         held.setdefault(row.key, []).append(row)
         result.rows += 1
     added = []
-    for rows in incoming:
-        for row in sorted(rows, key=lambda r: (r.key, r.attempt)):
-            kept = _place(row, held.setdefault(row.key, []), result)
-            if kept is not None:
-                added.append(kept)
+    for row in sorted(incoming, key=lambda r: (r.key, *_when(r), r.status, r.time_us or 0.0)):
+        kept = _place(row, held.setdefault(row.key, []), result)
+        if kept is not None:
+            added.append(kept)
     write_rows(target, added)
     result.added = len(added)
     result.rows += len(added)
@@ -90,11 +90,21 @@ def _place(row: Measurement, others: list[Measurement], result: Merged) -> Measu
         what = why_in_conflict(row, foreign[-1])
         if what is not None:
             result.conflicts.append(Conflict(kernel=row.kernel, problem=row.problem, what=what))
-    taken = {other.attempt for other in others}
-    attempt = row.attempt if row.attempt not in taken else max(taken) + 1
-    kept = replace(row, attempt=attempt)
+    kept = replace(row, attempt=_attempt(row, others))
     others.append(kept)
     return kept
+
+
+def _attempt(row: Measurement, others: Sequence[Measurement]) -> int:
+    """The row's number: after all that is older, and before all that is newer if there is room."""
+    later = [other.attempt for other in others if _when(other) > _when(row)]
+    earlier = [other.attempt for other in others if _when(other) <= _when(row)]
+    wanted = max([row.attempt, *(attempt + 1 for attempt in earlier)])
+    return wanted if not later or wanted < min(later) else max(*later, *earlier, wanted - 1) + 1
+
+
+def _when(row: Measurement) -> tuple[float, str, int]:
+    return row.measured_at, row.run_id, row.attempt
 
 
 def _is_same(row: Measurement, other: Measurement) -> bool:
