@@ -169,11 +169,22 @@ class Trainer:
         if params.has_base:
             target = target - self.centred(-log2(times), ok)
         behind = self.behind_best(ok)
-        counts = np.ones(len(ok)) if weight is None else weight
+        counts = self._rarity(ok) ** params.balance
+        counts = counts if weight is None else counts * weight
         if params.objective == "regression":
             counts = counts * np.exp2(params.focus * behind)
         index = self.data.problem_index
         return Lesson(self.matrix(times), self.names, target, behind, counts, index)
+
+    def _rarity(self, rows: Mask) -> Array:
+        """Rows of an average family over those of each row's own."""
+        kinds = [(k.engine, getattr(k, "family", "")) for k in self.data.kernels]
+        codes = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
+        own = np.array([codes[kind] for kind in kinds])[self.data.kernel_index]
+        count = np.bincount(own, rows, len(codes))
+        share = count[count > 0].mean() / np.maximum(count, 1)
+        result: Array = share[own]
+        return result
 
     def score(self, fitted: Fitted) -> Array:
         """What a fitted ranking says about every row."""

@@ -31,6 +31,8 @@ class Params:
     """The most features a ranking may use, those with the largest gains; 0 stands for all."""
     focus: float = 2.0
     """How much more the fast kernels of a problem count than the slow ones."""
+    balance: float = 0.0
+    """How far rare families of kernels count as much as common ones: 0 not at all, 1 wholly."""
     hard_rounds: int = 0
     """How often problems that were chosen badly for are weighted up and learned again."""
     patience: int = 50

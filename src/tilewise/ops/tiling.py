@@ -4,8 +4,8 @@ An op's own helpers come first and give `groups`, `gm`, `gn`, `gk` (the product 
 group), `rows` and `cols` (the same result as the kernel's tile lies on it), `flops`, `bytes`,
 `out_elements`, `vector` (elements that one aligned load can take), `tile_groups` (groups after
 merging), `copied` (elements that a kernel copies before it computes), `passes` (how often partial
-results go through memory) and `is_even` (work is dealt out by the step, not by the tile). Times are
-in microseconds.
+results go through memory) and `is_strided_load` (a kernel's threads read along the wrong
+dimension). Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ DTYPE_HELPERS = {
     'a_peak_fp16 if p_dtype == "fp16" else a_peak_bf16 if p_dtype == "bf16" else '
     'a_peak_fp8 if p_dtype == "fp8" else a_peak_bf8 if p_dtype == "bf8" else a_peak_int8',
 }
+
+LIBRARY_TILES = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
 
 TILE_HELPERS = {
     "is_vendor": 'k_engine == "vendor"',
@@ -55,7 +57,7 @@ TILE_HELPERS = {
     "fill_n": "cols / (blocks_n * tn)",
     "fill_k": "gk / (steps * split * tk)",
     "wave_fill": "tiles / (waves * slots)",
-    "serial_steps": "ceil_div(tiles * steps, slots) if is_even else waves * steps",
+    "serial_steps": "waves * steps",
     "misaligned": "8 / vector - 1",
     # The analytic model: waves of tiles at the rate of the arithmetic, or bytes at that of memory.
     "compute_us": "serial_steps * units * 2 * tile_volume / (peak_tflops * 1000000 * rate)",
@@ -83,6 +85,14 @@ TILE_HELPERS = {
     "cpu_us": "a_launch_us + max(compute_us, memory_us) + 0.3 * min(compute_us, memory_us) "
     "+ reduce_us + copy_us",
     "analytic_us": "gpu_us if is_gpu else cpu_us",
+    # What a library with a choice of tiles would need, whichever of them suits the problem best.
+    **{
+        f"library_{m}x{n}": f"ceil_div(groups * ceil_div(gm, {m}) * ceil_div(gn, {n}), units) "
+        f"* {m * n}"
+        for m, n in LIBRARY_TILES
+    },
+    "library_us": f"min({', '.join(f'library_{m}x{n}' for m, n in LIBRARY_TILES)}) "
+    "* 2 * gk * units / (peak_tflops * 1000000)",
 }
 
 APART = 4.0
@@ -112,6 +122,9 @@ CALIBRATION_TERMS = {
     "copied": "copied * 0.000001",
     "passes": "(passes - 1) * out_elements * 0.000001",
     "flight": "flight_bytes / (a_memory_gb_s * 1000)",
+    "library": "library_us if is_vendor else 0",
+    "strided": "bytes * is_strided_load / (a_memory_gb_s * 1000)",
+    "misaligned_bytes": "bytes * misaligned / (a_memory_gb_s * 1000)",
 }
 """What a kernel's time is a sum of, each with a factor that training finds per kernel."""
 
@@ -200,6 +213,10 @@ TILE_FEATURES = {
     "analytic_chain_us": "serial_steps * step_us + waves * epilogue_us",
     "analytic_ratio": "analytic_us / max(0.001, roofline_us + a_launch_us)",
     "compute_to_memory": "compute_us / max(0.000001, memory_us)",
+    "library_estimate_us": "library_us",
+    "analytic_to_library": "analytic_us / max(0.001, max(library_us, memory_us) + a_launch_us)",
+    "chain_to_library": "serial_steps * step_us / max(0.001, library_us)",
+    "strided_loads": "is_strided_load",
 }
 
 CALIBRATED_FEATURES = {

@@ -68,7 +68,7 @@ _HELPERS = {
     "2 if packed_out % 2 == 0 else 1",
     "rows": "gm",
     "cols": "gn",
-    "is_even": "0",
+    "is_strided_load": "0",
     "passes": "1",
     # The implicit matrix is packed whole; images are copied once, padded.
     "copied": 'groups * gm * gk if k_family == "implicit" else '

@@ -27,6 +27,18 @@ _PROBLEM = problem_fields(
 )
 _KERNEL = (*kernel_fields(KERNEL_TYPES), *calibration_fields())
 
+# Most kernels deal out tiles. `streamk` deals out steps, and `fill` cuts the reduction of a last
+# wave's tiles in as many slices as end soonest; leaving and adding up a slice costs a few steps.
+_CUTS = [
+    f"ceil_div(tiles % slots * {cut}, slots) * (steps / {cut} + 2) + {1.7 * cut:.1f}"
+    for cut in (2, 3, 4, 6, 8, 12, 16)
+]
+_SERIAL_STEPS = (
+    'ceil_div(tiles * steps, slots) if k_family == "streamk" else '
+    f"tiles // slots * steps + min({', '.join(['steps', *_CUTS])}) "
+    "if k_fill > 0 and tiles % slots > 0 else waves * steps"
+)
+
 _HELPERS = {
     **DTYPE_HELPERS,
     "groups": "p_batch",
@@ -40,7 +52,9 @@ _HELPERS = {
     "rows": "gn if is_swapped else gm",
     "cols": "gm if is_swapped else gn",
     "tile_groups": "groups",
-    "is_even": 'k_family == "streamk" or k_fill > 0',
+    # Thin kernels read their long operand along K.
+    "is_long_along_k": 'p_layout in ["rcr", "ccr"] if p_m <= p_n else p_layout in ["rcr", "rrr"]',
+    "is_strided_load": "is_thin and not is_long_along_k",
     "passes": "ceil_div(p_k, k_kc) if k_kc > 0 else 1",
     "copied": '(p_batch * p_m * p_k if k_access == "panels" else 0) '
     '+ (p_batch * p_k * p_n if k_access in ["panels", "bpanels"] else 0)',
@@ -55,6 +69,7 @@ _HELPERS = {
     "4 if packed_a % 4 == 0 and packed_b % 4 == 0 else "
     "2 if packed_a % 2 == 0 and packed_b % 2 == 0 else 1",
     **TILE_HELPERS,
+    "serial_steps": _SERIAL_STEPS,
     **AXES,
     "at_layout_a": f'{APART} if p_layout in ["crr", "ccr"] else 0',
     "at_layout_b": f'{APART} if p_layout in ["rrr", "crr"] else 0',
@@ -81,6 +96,8 @@ _PROBLEM_FEATURES = {
     "short_side": "min(p_m, p_n)",
     "long_side": "max(p_m, p_n)",
     "load_vector": "vector",
+    "result_vector": "8 if p_n % 8 == 0 else 4 if p_n % 4 == 0 else 2 if p_n % 2 == 0 else 1",
+    "long_along_k": "is_long_along_k",
     "m_mod_16": "p_m % 16",
     "n_mod_16": "p_n % 16",
     "k_mod_16": "p_k % 16",
