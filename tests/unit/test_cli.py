@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tilewise.cli.sweep import settled_policy
+from tilewise.errors import InputError
+
 
 def tilewise(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -78,6 +81,9 @@ def test_rank_says_who_chose() -> None:
         (["kernels", "list", "--op", "gemm", "--filter", "__import__('os')"], "not allowed"),
         (["kernels", "list", "--op", "gemm", "--filter", "famly == 'packed'"], "did you mean"),
         (["arch", "show", "z80"], "unknown"),
+        (["sweep", "", "--op", "gemm", "--problems", "-"], "path is empty"),
+        (["sweep", "s", "--op", "gemm", "--problems", "-", "--timeout", "inf"], "--timeout is inf"),
+        (["problems", "sample", "--op", "gemm", "--dtype", "fp99"], "'fp99'"),
         (["no-such-verb"], "No such command"),
     ],
 )
@@ -102,6 +108,29 @@ tilewise.cli.main()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "tilewise: stopped\n")
+
+
+def test_a_sweep_stops_in_order_from_its_first_moment() -> None:
+    code = """
+import os, signal, sys
+import tilewise.cli
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tilewise.cli.app":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["tilewise", "sweep", "store"]
+tilewise.cli.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "tilewise: stopped\n")
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    for words in ("graph", "quick,launch=graph"):
+        with pytest.raises(InputError, match="launch=eager"):
+            settled_policy(words, "cpu")
+        assert settled_policy(words, "gpu").launch == "graph"
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

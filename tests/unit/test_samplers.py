@@ -60,6 +60,12 @@ def test_alignment_and_spread() -> None:
     assert all(((p.c // p.g) % 8 == 0 and (p.k // p.g) % 8 == 0) or p.is_depthwise for p in convs)
     with pytest.raises(InputError, match="align is 0"):
         sample("gemm", arch, 1, align=0)
+    for op, most in (("gemm", 28672), ("conv_fwd", 2048)):
+        with pytest.raises(InputError, match=f"from 1 to {most}"):
+            sample(op, arch, 1, align=most + 1)
+    for draw in (sample, wide_coverage):
+        with pytest.raises(InputError, match="'fp99'"):
+            draw("conv_fwd", arch, 1, dtype="fp99")
     with pytest.raises(InputError, match="count is 0"):
         sample("gemm", arch, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.builder import Builder
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.device import arch_to_dict
+from tilewise.sweep.process import WorkerGoneError
 
 pytest.importorskip("triton")
 
@@ -45,3 +47,48 @@ def test_what_a_problem_needs_is_compiled_before_it_is_measured(tmp_path: Path) 
         assert compiled(tmp_path) == 2
     finally:
         builder.close()
+
+
+class FakeProcess:
+    """Builds everything at once, and dies of compiling ahead for a problem with m=1."""
+
+    def wait_ready(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    signal_kill = kill
+
+    def send(self, order: dict[str, Any]) -> None:
+        self.is_fatal = any(p["M"] == 1 for p in order.get("problems", []))
+        self.answers = [{"event": "end"}]
+        if order["do"] == "build":
+            self.answers.insert(0, {"event": "built", "id": 0, "status": "ok"})
+        else:
+            AHEAD_FOR.append(len(order["problems"]))
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        if self.is_fatal:
+            raise WorkerGoneError
+        return self.answers.pop(0)
+
+    def ending(self) -> tuple[str, str]:
+        return "crash", "the worker was killed by SIGSEGV"
+
+
+AHEAD_FOR: list[int] = []
+
+
+def test_a_crash_ahead_costs_its_own_problems_alone() -> None:
+    AHEAD_FOR.clear()
+    lost: list[str] = []
+    spawn: Any = FakeProcess
+    builder = Builder(spawn, {}, on_lost=lost.append)
+    problems = [GemmProblem(m=m, n=8, k=8).to_dict() for m in range(1, 251)]
+    builder.prepare(problems)
+    builder.wait([(KERNEL.key, KERNEL.to_dict())])
+    end = time.monotonic() + 30
+    while len(AHEAD_FOR) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    builder.close()
+    assert AHEAD_FOR == [100, 100, 50]
+    assert len(lost) == 1 and "100 problems" in lost[0] and "SIGSEGV" in lost[0]

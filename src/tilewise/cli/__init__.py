@@ -6,12 +6,16 @@ Exit codes: 0 done, 1 a check failed, 2 bad input.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
 
 def main() -> None:
     """Runs the command line; every expected error becomes one clear message on stderr."""
+    if sys.argv[1:2] == ["sweep"]:
+        # Before anything else is imported: a sweep ends the same way from its first moment on.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _run()
     except KeyboardInterrupt:  # while modules are still being imported, too

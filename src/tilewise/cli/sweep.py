@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 
 Emit = Callable[[dict[str, Any]], None]
 
+MOST_SECONDS = 1e6
+"""The longest timeout: eleven days, well within what the system's clocks can wait for."""
+
 
 def sweep(
-    store: Annotated[Path, typer.Argument(help="The folder that measurements go to.")],
+    store: Annotated[str, typer.Argument(help="The folder that measurements go to.")],
     op: OpOption,
     problems: Annotated[
         str,
@@ -92,6 +95,10 @@ def sweep(
     from tilewise.sweep.run import sweep as run
     from tilewise.sweep.supervisor import Limits
 
+    if not store.strip():
+        raise InputError("the store's path is empty; name the folder that measurements go to")
+    if timeout > MOST_SECONDS:
+        raise InputError(f"--timeout is {timeout:g}; give at most {MOST_SECONDS:g} seconds")
     defaults = {"dtype": dtype} if dtype else {}
     found = read_problems(problems, op, **defaults)
     if dtype and any(p.dtype != dtype for p in found.problems):
@@ -145,6 +152,8 @@ def sweep(
 def settled_policy(text: str, kind: str) -> Policy:
     """The policy asked for; on a CPU with the number of threads, which is part of its identity."""
     policy = parse_policy(text, kind)
+    if kind == "cpu" and policy.launch == "graph":
+        raise InputError("policy launch is 'graph'; a CPU has no graphs: use launch=eager")
     if kind != "cpu" or policy.threads:
         return policy
     from tilewise.settings import settings
@@ -257,7 +266,7 @@ def progress_bar() -> Iterator[Emit]:
                         rate=f"{bar.tasks[0].speed or 0:.1f}/s",
                         failures=" ".join(f"{k} {n}" for k, n in sorted(failures.items()) if n),
                     )
-                case "node_lost" | "slot_refused":
+                case "node_lost" | "slot_refused" | "builder_lost":
                     err.print(f"{event['event'].replace('_', ' ')}: {event['message']}")
                 case "waiting":
                     bar.update(task, description="waiting for another sweep")
@@ -265,7 +274,7 @@ def progress_bar() -> Iterator[Emit]:
         yield update
 
 
-def tell(summary: Summary, store: Path) -> None:
+def tell(summary: Summary, store: str) -> None:
     """The end of the sweep, for people."""
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.by_status.most_common())
     share = summary.measuring_s / summary.seconds if summary.seconds else 0

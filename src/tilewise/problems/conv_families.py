@@ -34,6 +34,10 @@ def _square(
     }
 
 
+LARGEST = 2048
+"""Channels of uniform draws."""
+
+
 def uniform(align: int) -> Draw:
     """Log-uniform sizes with usual filters, strides, groups and numbers of dimensions.
 
@@ -45,8 +49,8 @@ def uniform(align: int) -> Draw:
         groups = rng.choices((1, log_uniform(rng, 2, 64)), (8, 1))[0]
         drawn: dict[str, Any] = {
             "n": log_uniform(rng, 1, 256),
-            "c": groups * log_uniform(rng, align, max(align, 2048 // groups), align),
-            "k": groups * log_uniform(rng, align, max(align, 2048 // groups), align),
+            "c": groups * log_uniform(rng, align, max(align, LARGEST // groups), align),
+            "k": groups * log_uniform(rng, align, max(align, LARGEST // groups), align),
             "g": groups,
         }
         if rng.random() < 0.1:

@@ -12,14 +12,18 @@ _WIDTHS = (1, 1.5, 2, 2.6875, 3, 3.5, 4)
 """What a layer's output is in units of the hidden size: attention, gated and plain MLPs."""
 
 
+LARGEST = 28672
+"""N and K of uniform draws."""
+
+
 def uniform(align: int) -> Draw:
     """Log-uniform sizes; N and K are multiples of `align`, M is any number of rows."""
 
     def draw(rng: Random) -> dict[str, Any]:
         return {
             "m": log_uniform(rng, 1, 16384),
-            "n": log_uniform(rng, align, 28672, align),
-            "k": log_uniform(rng, align, 28672, align),
+            "n": log_uniform(rng, align, LARGEST, align),
+            "k": log_uniform(rng, align, LARGEST, align),
         }
 
     return draw

@@ -43,8 +43,9 @@ def sample(
     A longer sample starts with the shorter one. None takes more than `memory_share` of the
     memory of `arch` or more than `max_ms` at its peak, and none is in `avoid`.
     """
-    if align < 1:
-        raise InputError(f"align is {align}; it must be at least 1")
+    most = gemm_families.LARGEST if op == "gemm" else conv_families.LARGEST
+    if not 1 <= align <= most:
+        raise InputError(f"align is {align}; it must be from 1 to {most}, the largest size drawn")
     draw = gemm_families.uniform(align) if op == "gemm" else conv_families.uniform(align)
     limits = Limits.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
     return _round_robin(
@@ -79,7 +80,8 @@ def maker(op: str, dtype: str = "", **fixed: Any) -> Callable[..., Problem]:
     """Makes problems of `op` from fields, with `dtype` and `fixed` fields already set."""
     get_op(op)
     if dtype:
-        fixed["dtype"] = dtype
+        # Raises where there is no such type; draws that fail are only drawn again.
+        fixed["dtype"] = GemmProblem(m=1, n=1, k=1, dtype=dtype).dtype
     if op == "gemm":
         return partial(GemmProblem, **fixed)
     return partial(ConvProblem, direction=op.removeprefix("conv_"), **fixed)

@@ -36,11 +36,13 @@ class Builder:
         *,
         jobs: int = 0,
         on_built: Callable[[Facts], None] = lambda facts: None,
+        on_lost: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._spawn = spawn
         self._arch = arch
         self._jobs = jobs
         self._on_built = on_built
+        self._on_lost = on_lost
         self._process: WorkerProcess | None = None
         self._facts: dict[str, Facts] = {}
         self._queue: dict[str, Mapping[str, Any]] = {}
@@ -133,10 +135,15 @@ class Builder:
         process.send({"do": "ahead", "jobs": self._jobs, **order})
         try:
             process.receive(time.monotonic() + BUILD_S)
-        except (TimeoutError, WorkerGoneError):
-            process.kill()  # measuring goes on, with whatever was compiled
-            self._process = None
-            self._ahead.clear()
+            return
+        except TimeoutError:
+            words = f"it took over {BUILD_S:.0f} s"
+            process.kill()
+        except WorkerGoneError:
+            words = process.ending()[1]
+        self._process = None
+        if not self._is_closed:  # measuring goes on, with whatever was compiled
+            self._on_lost(f"compiling ahead for {len(problems)} problems was given up: {words}")
 
     def _ready(self) -> WorkerProcess:
         """The builder process, started where there is none."""

@@ -91,6 +91,7 @@ class Crew:
             arch_to_dict(arch),
             jobs=self.config.jobs,
             on_built=lambda facts: self._on_event({"event": "built", **facts}),
+            on_lost=lambda words: self._on_event({"event": "builder_lost", "message": words}),
         )
         return self.builder
 

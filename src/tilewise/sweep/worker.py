@@ -294,8 +294,12 @@ def main() -> None:
     except TilewiseError as error:
         worker.say("refused", message=str(error), is_input=isinstance(error, InputError))
         return
-    orders = {"batch": worker.batch, "leaders": worker.leaders, "build": worker.build}
-    orders["ahead"] = worker.ahead
+    orders = {
+        "batch": worker.batch,
+        "leaders": worker.leaders,
+        "build": worker.build,
+        "ahead": worker.ahead,
+    }
     for line in sys.stdin:
         order = json.loads(line)
         orders[order["do"]](order)
