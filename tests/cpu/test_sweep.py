@@ -20,7 +20,7 @@ import pytest
 import tilewise
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Policy
+from tilewise.core.measurement import POLICIES, Policy
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
 from tilewise.ops.conv.problem import ConvProblem
@@ -33,7 +33,7 @@ from tilewise.sweep.device import arch_from_dict, arch_to_dict, as_arch
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.store import Store
-from tilewise.sweep.timing import CpuTimer, measure, measure_in_turn, schedule
+from tilewise.sweep.timing import CpuTimer, Timer, measure, measure_in_turn, schedule
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -429,8 +429,9 @@ class Clock(CpuTimer):
     def samples(self, call: Any, count: int, inner: int) -> list[float]:
         return [float(call()) for _ in range(count)]
 
-    def settle(self, call: Any) -> None:
+    def settle(self, call: Any) -> float:
         """There is nothing to wait for, nor to wake."""
+        return 0.0
 
 
 def test_medians_and_spreads_are_those_of_the_samples() -> None:
@@ -438,6 +439,21 @@ def test_medians_and_spreads_are_those_of_the_samples() -> None:
     ticks = iter([5.0, *range(1, 10)])
     timing = measure(lambda: next(ticks), Clock(policy), policy)
     assert (timing.time_us, timing.spread_us, timing.min_us, timing.repeats) == (5.0, 4.0, 1.0, 9)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.6, 3), (0.9, 2), (1.3, 1), (2.4, 1)])
+def test_slow_calls_all_count_and_stay_within_the_time(seconds: float, calls: int) -> None:
+    policy, made = POLICIES["careful"], []
+
+    class Slow(Clock):
+        settle = Timer.settle
+
+    def call() -> float:
+        made.append(1e6 * seconds)
+        return made[-1]
+
+    timing = measure(call, Slow(policy), policy)
+    assert (len(made), timing.repeats, timing.time_us) == (calls, calls, 1e6 * seconds)
 
 
 def test_leaders_take_turns() -> None:

@@ -16,6 +16,8 @@ Call = Callable[[], object]
 
 MOST_US = 2e6
 """No kernel is timed for longer, so that a slow one stays within the default timeout."""
+SLOW_US = MOST_US / 4
+"""Calls longer than this are not warmed up: the checked one was, and every one of them counts."""
 MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
 """How long other threads are waited for, and what share of a core still counts as none."""
 WAKING_S = 0.002
@@ -59,9 +61,12 @@ class Timer(ABC):
         """The call as it is timed; a graph where the policy asks for one."""
         return call
 
-    def settle(self, call: Call) -> None:
-        """Brings the device into the state it has after many of these calls, and no others."""
-        self.samples(call, 1, 1)
+    def settle(self, call: Call) -> float:
+        """Brings the device into the state it has after many of these calls, and no others.
+
+        Returns what the first of them took, in microseconds.
+        """
+        return self.samples(call, 1, 1)[0]
 
 
 class CpuTimer(Timer):
@@ -82,7 +87,7 @@ class CpuTimer(Timer):
             found.append((clock() - start) / (1000 * inner))
         return found
 
-    def settle(self, call: Call) -> None:
+    def settle(self, call: Call) -> float:
         """Waits until no thread is busy (those of BLAS spin for 0.1 s after a call), then calls
         until our own threads are awake and the clock is up.
         """
@@ -93,9 +98,12 @@ class CpuTimer(Timer):
             time.sleep(0.001)
             share = (time.process_time() - used) / (time.perf_counter() - start)
         end = time.monotonic() + WAKING_S
+        start = time.perf_counter()
         call()
+        first = 1e6 * (time.perf_counter() - start)
         while time.monotonic() < end:
             call()
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,12 @@ class Schedule:
 
     count: int
     inner: int
+
+
+def settled(call: Call, timer: Timer, policy: Policy) -> float:
+    """What one call takes, in microseconds, with the device ready for those that count."""
+    first = timer.settle(call)
+    return first if first > SLOW_US else warm_up(call, timer, policy)
 
 
 def warm_up(call: Call, timer: Timer, policy: Policy) -> float:
@@ -124,17 +138,19 @@ def schedule(estimate_us: float, timer: Timer, policy: Policy) -> Schedule:
     wanted = 1000 * policy.time_ms
     inner = 1
     if policy.cache == "hot" and timer.joins_calls:
-        shortest = max(SHORTEST_SAMPLE_US, wanted / policy.max_repeats)
+        shortest = min(MOST_US, max(SHORTEST_SAMPLE_US, wanted / policy.max_repeats))
         inner = max(1, int(shortest / estimate_us))
     count = min(policy.max_repeats, max(policy.min_repeats, ceil(wanted / (estimate_us * inner))))
-    return Schedule(max(1, min(count, int(MOST_US / estimate_us))), inner)
+    return Schedule(max(1, min(count, int(MOST_US / (estimate_us * inner)))), inner)
 
 
 def measure(call: Call, timer: Timer, policy: Policy) -> Timing:
     """One kernel, timed on its own."""
     ready = timer.prepare(call)
-    timer.settle(ready)
-    plan = schedule(warm_up(ready, timer, policy), timer, policy)
+    estimate = settled(ready, timer, policy)
+    plan = schedule(estimate, timer, policy)
+    if estimate > SLOW_US:  # timed like the rest, and too dear to be thrown away
+        return summarise([estimate, *timer.samples(ready, plan.count - 1, plan.inner)])
     return summarise(timer.samples(ready, plan.count, plan.inner))
 
 
@@ -149,8 +165,7 @@ def measure_in_turn(
     for index, call in enumerate(calls):
         before(index)
         ready.append(timer.prepare(call))
-        timer.settle(ready[-1])
-        plans.append(schedule(warm_up(ready[-1], timer, policy), timer, policy))
+        plans.append(schedule(settled(ready[-1], timer, policy), timer, policy))
     found: list[list[float]] = [[] for _ in calls]
     for turn in range(policy.rounds):
         for step in range(len(calls)):
