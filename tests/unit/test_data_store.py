@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from tilewise.cli import data as data_cli
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.data import check as check_module
 from tilewise.data.check import check
+from tilewise.data.exporting import export_csv
 from tilewise.data.merge import merge
 from tilewise.data.show import overview
 from tilewise.errors import InputError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.journal import Journal
-from tilewise.sweep.store import Store, write_rows
+from tilewise.sweep.schema import to_table
+from tilewise.sweep.store import Store, write_rows, write_shard
 
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="numpy 2", policy=Policy())
 NUMPY = VendorKernel(op_name="gemm", library="numpy")
@@ -94,7 +99,8 @@ def test_peaks_are_those_of_the_device_that_measured(
     check_module._peak.cache_clear()
     for device, expected in (("mine", {"impossible"}), ("another", set())):
         setting = Setting(arch=live.name, device=device, toolchain="numpy 2", policy=Policy())
-        fast = replace(row(1, setting=setting), tflops=listed.peak_tflops["fp32"])
+        at_peak = 128 / listed.peak_tflops["fp32"] * 1e-6
+        fast = row(1, setting=setting, time_us=at_peak, spread_us=0.0)
         write_rows(tmp_path / device, [fast])
         assert kinds(tmp_path / device) == expected
     check_module._peak.cache_clear()
@@ -120,11 +126,61 @@ def test_duplicates_are_found(tmp_path: Path) -> None:
         {"attempt": -1},
         {"device": "another"},
         {"rel_error": float("inf")},
+        {"repeats": -1},
+        {"min_us": 11.0},
     ],
 )
 def test_impossible_numbers_are_found(tmp_path: Path, changes: dict[str, object]) -> None:
     write_rows(tmp_path, [replace(row(1), **changes)])  # type: ignore[arg-type]
     assert kinds(tmp_path) == {"impossible"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"problem": "{"}, "invalid_json"),
+        ({"policy": "[]"}, "invalid_json"),
+        ({"kernel_fields": "no"}, "invalid_json"),
+        ({"labels": "{'a': 1}"}, "invalid_json"),
+        ({"problem": row(2).problem}, "wrong_key"),
+        ({"kernel_fields": '{"engine": "vendor"}'}, "wrong_key"),
+        ({"policy": '{"seed": 1}'}, "wrong_key"),
+        ({"tflops": 1e-5}, "wrong_rate"),
+        ({"gb_s": 0.0}, "wrong_rate"),
+        ({"op": "gem"}, "unknown_op"),
+        ({"arch": "z80"}, "unknown_arch"),
+    ],
+)
+def test_rows_that_contradict_themselves_are_found(
+    tmp_path: Path, changes: dict[str, object], kind: str
+) -> None:
+    write_rows(tmp_path, [replace(row(1), **changes)])  # type: ignore[arg-type]
+    assert kinds(tmp_path) == {kind}
+    assert check(tmp_path).counts[kind] == 1
+
+
+@pytest.mark.parametrize("mark", [b"99", b"new", b"-1", b"0"])
+def test_unknown_schemas_are_told_apart_from_torn_shards(tmp_path: Path, mark: bytes) -> None:
+    table = to_table([row(1)]).replace_schema_metadata({b"tilewise_schema": mark})
+    write_shard(tmp_path / "a-00000.parquet", table)
+    assert kinds(tmp_path) == {"unknown_schema"}
+    with pytest.raises(StoreError, match="has schema"):
+        overview(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["problem", "labels"])
+def test_rows_without_json_are_not_exported(tmp_path: Path, column: str) -> None:
+    broken: dict[str, Any] = {column: "{"}
+    write_rows(tmp_path / "store", [replace(row(1), **broken)])
+    with pytest.raises(StoreError, match="data check"):
+        export_csv(tmp_path / "store", tmp_path / "out.csv")
+
+
+def test_findings_do_not_wrap(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row(1, attempt=-1)])
+    shown = CliRunner().invoke(data_cli.app, ["check", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert len(shown.stdout.splitlines()) == 2
 
 
 def test_mixed_policies_are_found(tmp_path: Path) -> None:

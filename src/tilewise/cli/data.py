@@ -32,7 +32,7 @@ def merge(
     out.print(
         f"{merged.added:,} rows added ({merged.repeated:,} of them measure a known key again), "
         f"{merged.known:,} were there; {target} has {merged.rows:,}",
-        highlight=False,
+        soft_wrap=True,
     )
     if merged.conflicts:
         table(
@@ -56,24 +56,24 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
     out.print(
         f"{found.rows:,} measurements ({counts}), {found.attempts:,} attempts in "
         f"{found.shards} shards, {found.bytes / 1e3:,.0f} kB",
-        highlight=False,
+        soft_wrap=True,
     )
     for s in found.slices:
         vendor = "" if s.vendor_wins is None else f", the vendor on {s.vendor_wins:.0%} of problems"
         moved = "" if s.leaders_moved is None else f", leaders moved {s.leaders_moved:.1%}"
-        out.print(f"\n{s.op} {s.dtype} on {s.device}, policy {s.policy_key[:8]}", highlight=False)
+        out.print(f"\n{s.op} {s.dtype} on {s.device}, policy {s.policy_key[:8]}", soft_wrap=True)
         out.print(
             f"  {s.problems:,} problems x {s.kernels:,} kernels: {s.rows:,} rows, {s.ok:,} ok\n"
             f"  fastest: {s.winners:,} kernels somewhere{vendor}; best {s.best_tflops:.4g} TFLOPS\n"
             f"  noise: {s.noise:.1%} median spread{moved}",
-            highlight=False,
+            soft_wrap=True,
         )
     return None
 
 
 @app.command()
 def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Looks for torn shards, duplicates, impossible numbers, mixed policies; exit 1 if any."""
+    """Looks for torn shards, duplicates, impossible rows, mixed policies; exit 1 if any."""
     from tilewise.data.check import check as run
 
     report = run(store)
@@ -81,9 +81,7 @@ def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
         emit(report.to_dict())
     else:
         for finding in report.findings:
-            out.print(
-                f"{finding.kind}: {finding.where}: {finding.what}", highlight=False, markup=False
-            )
+            out.print(f"{finding.kind}: {finding.where}: {finding.what}", soft_wrap=True)
         counts = ", ".join(f"{n:,} {kind}" for kind, n in report.counts.items()) or "nothing wrong"
-        out.print(f"{report.rows:,} rows in {report.shards} shards: {counts}", highlight=False)
+        out.print(f"{report.rows:,} rows in {report.shards} shards: {counts}", soft_wrap=True)
     raise typer.Exit(0 if report.is_sound else 1)

@@ -1,20 +1,23 @@
-"""What is wrong with a store: torn files, duplicates, impossible numbers, mixed policies."""
+"""What is wrong with a store: torn files, duplicates, rows that cannot be, mixed policies."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
-from math import isfinite
+from functools import cache, lru_cache
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
+from tilewise.core.identity import digest
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key
 from tilewise.engines.device import detect
-from tilewise.errors import StoreError
+from tilewise.errors import StoreError, TilewiseError
+from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.journal import LockedFile, read_journal
-from tilewise.sweep.schema import from_table
+from tilewise.sweep.schema import SchemaError, from_table
 from tilewise.sweep.store import Store, read_shard
 
 TURBO = {"gpu": 1.1, "cpu": 2.0}
@@ -82,8 +85,8 @@ def check(path: Path | str) -> Report:
             if row.identity in seen:
                 report.add("duplicate", file.name, f"{_name(row)} is also in {seen[row.identity]}")
             seen.setdefault(row.identity, file.name)
-            for what in impossible(row):
-                report.add("impossible", file.name, f"{_name(row)}: {what}")
+            for kind, what in flaws(row):
+                report.add(kind, file.name, f"{_name(row)}: {what}")
             group = (row.op, row.dtype, row.device, row.engine)
             policies.setdefault(group, Counter())[row.policy] += 1
     for file in store.damaged():
@@ -104,7 +107,8 @@ def _rows(file: Path, report: Report) -> list[Measurement]:
         try:
             return list(from_table(read_shard(file)))
         except StoreError as error:
-            report.add("torn_shard", file.name, str(error))
+            kind = "unknown_schema" if isinstance(error, SchemaError) else "torn_shard"
+            report.add(kind, file.name, str(error))
             return []
     try:
         contents = read_journal(file)
@@ -133,8 +137,57 @@ def _is_being_written(journal: Path) -> bool:
     return held is None
 
 
+def flaws(row: Measurement) -> list[tuple[str, str]]:
+    """Kind and words of everything about a row that cannot be."""
+    found = [("impossible", what) for what in impossible(row)]
+    if row.op not in all_ops():
+        found.append(("unknown_op", f"op is {row.op!r}; there are {', '.join(all_ops())}"))
+    if row.arch not in known_archs():
+        found.append(("unknown_arch", f"arch is {row.arch!r}"))
+    texts = {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
+    for part, text in {**texts, "labels": row.labels}.items():
+        key = _part_key(part, text)
+        if not key:
+            found.append(("invalid_json", f"{part} is no JSON object: {text[:80]!r}"))
+        elif part != "labels" and key != getattr(row, f"{part}_key"):
+            found.append(("wrong_key", f"its {part}_key is not that of its {part}"))
+    return found or _wrong_rates(row)
+
+
+@lru_cache(maxsize=4096)
+def _part_key(part: str, text: str) -> str:
+    """The key of a part of a row by its JSON; empty where that is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return ""
+    return digest({part: value}) if isinstance(value, dict) else ""
+
+
+def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:
+    try:
+        work = _work(row.op, row.problem)
+    except (TilewiseError, TypeError) as error:
+        return [("invalid_problem", str(error))]
+    if row.time_us is None:
+        return []
+    rates = {"tflops": work[0] / row.time_us * 1e-6, "gb_s": work[1] / row.time_us * 1e-3}
+    return [
+        ("wrong_rate", f"{name} is {given:.6g}; its time makes it {rate:.6g}")
+        for name, rate in rates.items()
+        if (given := getattr(row, name)) is not None and not isclose(given, rate, rel_tol=1e-6)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _work(op: str, problem: str) -> tuple[int, int]:
+    """FLOPs and bytes of a problem by its JSON."""
+    found = get_op(op).problem.from_dict(json.loads(problem))
+    return found.flops, found.bytes
+
+
 def impossible(row: Measurement) -> list[str]:
-    """Everything about a row that cannot be."""
+    """Every number and word of a row that cannot be."""
     found = []
     if row.status not in STATUSES:
         found.append(f"status is {row.status!r}")
@@ -142,6 +195,10 @@ def impossible(row: Measurement) -> list[str]:
         found.append(f"stage is {row.stage!r}")
     if row.attempt < 0:
         found.append(f"attempt is {row.attempt}")
+    if row.repeats < 0:
+        found.append(f"repeats is {row.repeats}")
+    if row.min_us is not None and row.time_us is not None and row.min_us > row.time_us:
+        found.append(f"min_us is {row.min_us:g}, above its median {row.time_us:g}")
     if row.status == "ok" and row.time_us is None:
         found.append("it is ok but has no time")
     for name in ("time_us", "min_us"):

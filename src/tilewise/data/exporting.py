@@ -45,6 +45,7 @@ def export_csv(
         rows = [row for row in rows if row.op == op]
     elif len(ops) > 1:
         raise FileError(f"the store {store} holds {', '.join(ops)}; say which op to export")
+    _check_json(rows, store)
     if not failures:
         rows = [row for row in rows if row.time_us is not None and _tells_its_status(row)]
     if not rows:
@@ -58,6 +59,19 @@ def export_csv(
     columns += [name for name in ("source",) if any(name in row for row in table)]
     replace_text(target, csv_text(table, columns))
     return len(table)
+
+
+def _check_json(rows: Iterable[Measurement], store: str | Path) -> None:
+    for text in {text for row in rows for text in (row.problem, row.labels)}:
+        try:
+            is_object = isinstance(json.loads(text), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise StoreError(
+                f"the store {store} has a row whose problem or labels are no JSON object: "
+                f"{text[:80]!r}; `data check` lists all such rows"
+            )
 
 
 def _tells_its_status(row: Measurement) -> bool:

@@ -43,13 +43,19 @@ def from_table(table: Any) -> Iterator[Measurement]:
             yield Measurement(**values)
 
 
+class SchemaError(StoreError):
+    """A whole file, but not one of measurements that this version reads."""
+
+
 def check_schema(schema: Any, where: str) -> None:
     """Raises unless a shard's schema is one that this version reads."""
     found = (schema.metadata or {}).get(_VERSION_KEY)
     if found is None:
-        raise StoreError(f"{where} holds no tilewise measurements; import it with `data import`")
+        raise SchemaError(f"{where} holds no tilewise measurements; import it with `data import`")
+    if not found.isdigit() or not int(found):
+        raise SchemaError(f"{where} has schema {found!r}; it must be a number from 1")
     if int(found) > SCHEMA_VERSION:
-        raise StoreError(
+        raise SchemaError(
             f"{where} has schema {int(found)}; this version reads up to {SCHEMA_VERSION}. "
             "Update tilewise"
         )
