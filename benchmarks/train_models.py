@@ -46,30 +46,16 @@ class Recipe:
     params: Params = field(default_factory=Params)
 
 
-# Two cores of a virtual machine, as `tilewise arch detect` says.
-ICE_LAKE = load_arch("x86_avx512").with_figures(
-    device="Intel(R) Xeon(R) Processor @ 2.80GHz",
-    compute_units=2,
-    clock_mhz=2800,
-    l3_bytes=50331648,
-    memory_gb_s=24.0,
-)
 H200 = load_arch("sm_90", "H200")
-RECIPES = (
-    *(
-        Recipe(
-            name=f"x86_avx512_{op}_fp32",
-            store=f"icelake_2c/{op}",
-            arch=ICE_LAKE,
-            dtype="fp32",
-            op=op,
-        )
-        for op in ("gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight")
-    ),
-    *(
-        Recipe(name=f"sm_90_gemm_{dtype}", store="h200/gemm", arch=H200, dtype=dtype)
-        for dtype in ("bf16", "fp16", "fp8")
-    ),
+RECIPES = tuple(
+    Recipe(
+        name=f"sm_90_gemm_{dtype}",
+        store="h200/gemm",
+        arch=H200,
+        dtype=dtype,
+        params=Params(trees=500, leaves=31),
+    )
+    for dtype in ("bf16", "fp16", "fp8")
 )
 
 
