@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check gpu-test format clean
+.PHONY: demo test check models gpu-test format clean
 
 demo: $(STAMP)
 	$(BIN)/tilewise demo
@@ -17,6 +17,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Retrains every shipped model from datasets/; equal data gives equal bytes.
+models: $(STAMP)
+	$(BIN)/python benchmarks/train_models.py
 
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
 gpu-test:
