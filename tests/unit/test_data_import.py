@@ -429,3 +429,11 @@ class TestCommandLine:
         script.write_text("raise SystemExit(3)\n")
         with pytest.raises(InputError, match="exit code 3"):
             run(problems_cli.app, "capture", script)
+
+    def test_coverage_says_which_empty_pairs_it_counts(self, tmp_path: Path) -> None:
+        path = tmp_path / "problems.csv"
+        path.write_text("M,N,K\n64,64,64\n512,512,512\n")
+        pairs = run(problems_cli.app, "coverage", path, "--op", "gemm")["pair_holes"]
+        shown = CliRunner().invoke(problems_cli.app, ["coverage", str(path), "--op", "gemm"])
+        told = " ".join(shown.stdout.split())
+        assert f"{len(pairs)} of the empty ones have problems in each bucket" in told

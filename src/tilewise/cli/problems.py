@@ -111,7 +111,7 @@ def coverage(
     table(f"{report.distinct} distinct problems", ["axis", "bucket", "problems"], rows)
     out.print(f"empty buckets: {', '.join(report.holes) or 'none'}", highlight=False)
     share = f"{report.pair_share:.1%} of {report.pairs} pairs of buckets hold a problem"
-    both = "of the empty ones have a problem in either bucket, but none in both"
+    both = "of the empty ones have problems in each bucket, but none in both"
     out.print(f"{share}; {len(report.pair_holes)} {both}", highlight=False)
     for hole in report.pair_holes[:20]:
         out.print(f"  {hole}", highlight=False)
