@@ -92,3 +92,16 @@ def test_vendor_kernels_are_kernels() -> None:
     assert get_op("gemm").why_unusable(
         VendorKernel(op_name="gemm", library="numpy"), None, load_arch("sm_90")
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "serves"), [("fp8", 96, True), ("fp8", 97, False), ("bf8", 96, False)]
+)
+def test_the_vendor_does_not_stand_for_routines_it_lacks(dtype: str, n: int, serves: bool) -> None:
+    from tilewise.ops.gemm.problem import GemmProblem
+    from tilewise.ops.vendor import VendorKernel
+
+    problem = GemmProblem(m=64, n=n, k=128, dtype=dtype)
+    kernel = VendorKernel(op_name="gemm", library="torch")
+    reason = get_op("gemm").why_unusable(kernel, problem, load_arch("sm_90"))
+    assert (reason is None) == serves

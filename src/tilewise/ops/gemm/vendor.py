@@ -34,7 +34,7 @@ def bind_torch(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Calla
     on_gpu = a.device.type == "cuda"
     if problem.dtype == "tf32" and on_gpu:
         return lambda: _matmul_tf32(a, b, out)
-    if problem.dtype == "fp8" and on_gpu and _scaled_mm_fits(problem):
+    if problem.dtype == "fp8" and on_gpu and scaled_mm_fits(problem):
         one = torch.ones((), device=a.device)
         return lambda: torch._scaled_mm(
             a, b, one, one, out_dtype=out.dtype, use_fast_accum=True, out=out
@@ -47,7 +47,7 @@ def bind_torch(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Calla
     return lambda: out.copy_(torch.matmul(a.to(wide), b.to(wide)))
 
 
-def _scaled_mm_fits(problem: GemmProblem) -> bool:
+def scaled_mm_fits(problem: GemmProblem) -> bool:
     p = problem
     return p.batch == 1 and p.layout == "rcr" and p.n % 16 == 0 and p.k % 16 == 0
 
