@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,21 +24,43 @@ pytest.importorskip("ray")
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
-def test_a_node_lost_in_the_middle_costs_nothing(tmp_path: Path) -> None:
+def told_by(script: str, folder: Path) -> dict[str, Any]:
+    """What a script that starts a cluster of its own prints at its end."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(tilewise.__file__).parent.parent),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    command = [sys.executable, HERE / "ray_sweep.py", tmp_path]
+    command = [sys.executable, HERE / script, folder]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    told = json.loads(next(s for s in ended.stdout.splitlines() if s.startswith('{"rows"')))
+    told: dict[str, Any] = json.loads(
+        next(line for line in ended.stdout.splitlines() if line.startswith("{"))
+    )
+    return told
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_costs_nothing(tmp_path: Path) -> None:
+    told = told_by("ray_sweep.py", tmp_path)
     assert told["nodes_killed"] == told["nodes_lost"] == 1
     assert told["first"] == told["expected"]
     assert told["rows"] == told["distinct"] > told["expected"]  # leaders were confirmed too
     assert told["remaining"] == 0
+
+
+@pytest.mark.slow
+def test_each_node_compiles_ahead_for_what_it_measures_next(tmp_path: Path) -> None:
+    told = told_by("ray_ahead.py", tmp_path)
+    assert told["statuses"] == ["ok"] * 6
+    nodes = {what: node for node, _, what in (note.partition(" ") for note in told["notes"])}
+    ahead = {what: nodes[what] for what in nodes if what.startswith("ahead")}
+    assert len(nodes) == len(told["notes"])  # nothing was done twice
+    first, second = nodes["measured 0"], nodes["measured 3"]
+    assert first != second
+    assert ahead == dict.fromkeys(["ahead 1", "ahead 2"], first) | dict.fromkeys(
+        ["ahead 4", "ahead 5"], second
+    )
 
 
 class NoSlots:

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewise.core.arch import Arch
@@ -27,6 +27,11 @@ MOST_LOSSES = 5
 """A problem that loses this many actors is not worth another node."""
 PATIENCE_S = 600.0
 """How long a cluster without a single slot at work is waited for; it may be growing."""
+AHEAD = 2
+"""Problems set aside for each slot of a GPU, to be compiled for there while it measures another.
+
+More would keep from it what is learned meanwhile about bad kernels.
+"""
 
 
 class Slot:
@@ -40,11 +45,23 @@ class Slot:
         """Starts the worker; returns what it says about its device."""
         return self._crew.start().to_dict()
 
-    def run(self, task: Task, arch: dict[str, Any]) -> Iterator[tuple[list[Result], list[Any]]]:
-        """Groups of results as they come, with what happened meanwhile."""
+    def run(
+        self,
+        task: Task,
+        arch: dict[str, Any],
+        kernels: Sequence[tuple[str, Any]] = (),
+        ahead: Sequence[Mapping[str, Any]] = (),
+    ) -> Iterator[tuple[list[Result], list[Any]]]:
+        """Groups of results as they come, with what happened meanwhile.
+
+        All `kernels` are compiled on the cores of this node from the first task on, then for the
+        problems `ahead`, which come next to this slot.
+        """
         live = arch_from_dict(arch)
-        if self._crew.builder is None:
-            self._crew.make_builder(live)
+        builder = self._crew.builder or self._crew.make_builder(live)
+        if kernels:
+            builder.request(kernels)
+            builder.prepare(ahead)
         for group in self._crew.run(task, live):
             notices, self._notices[:] = list(self._notices), []
             yield group, notices
@@ -58,6 +75,8 @@ class _Hand:
     pending: Any
     """What is waited for: its start, or the stream of its results."""
     work: Work | None = None
+    ahead: deque[Work] = field(default_factory=deque)
+    """Work set aside for it, whose problems it was told."""
 
 
 class RayExecutor(Executor):
@@ -76,6 +95,7 @@ class RayExecutor(Executor):
         self._hands: list[_Hand] = []
         self._first: _Hand | None = None
         self._device: DeviceInfo | None = None
+        self._next_work: Callable[[], Work | None] | None = None
         self._retries: deque[Work] = deque()
         self._losses: Counter[int] = Counter()
         self._notices: deque[dict[str, Any]] = deque()
@@ -144,30 +164,54 @@ class RayExecutor(Executor):
         problems: Sequence[Mapping[str, Any]] = (),
     ) -> Iterator[Step]:
         assert self._first is not None
-        figures = arch_to_dict(arch)
         self._first.pending = None
         self._hands = [self._first, *(self._hire() for _ in range(self._slots() - 1))]
-        has_more, served = True, time.monotonic()
-        while has_more or self._retries or any(hand.work for hand in self._hands):
+        self._next_work = next_work
+        is_ahead = arch.kind == "gpu" and not self.config.replay
+        # On a CPU nothing is compiled while something is measured.
+        shared = (arch_to_dict(arch), self._ray.put(list(kernels)) if is_ahead else ())
+        served = time.monotonic()
+        while self._is_unfinished():
             if any(hand.work or hand.pending is None for hand in self._hands):
                 served = time.monotonic()
             if not self._hands or time.monotonic() - served > PATIENCE_S:
                 raise ExecutionError(self._why_idle())
             for hand in self._hands:
-                if hand.pending is not None:
-                    continue
-                work = self._retries.popleft() if self._retries else None
-                if work is None and has_more:
-                    try:
-                        work = next_work()
-                    except StopIteration:
-                        has_more = False
-                if work is None:
-                    break
-                hand.work = work
-                stream = hand.actor.run.options(num_returns="streaming")
-                hand.pending = stream.remote(work.task, figures)
+                if hand.pending is None:
+                    self._hand_out(hand, shared, AHEAD if is_ahead else 0)
             yield from self._gather()
+
+    def _is_unfinished(self) -> bool:
+        at_work = any(hand.work or hand.ahead for hand in self._hands)
+        return bool(self._next_work or self._retries or at_work)
+
+    def _hand_out(self, hand: _Hand, shared: tuple[Any, ...], ahead: int) -> None:
+        """Gives a free actor its next work, and tells it the problems that come after."""
+        work = hand.ahead.popleft() if hand.ahead else self._take() or self._steal()
+        if work is None:
+            return
+        upcoming = []
+        while len(hand.ahead) < ahead and (later := self._take()) is not None:
+            hand.ahead.append(later)
+            upcoming.append(later.task.problem)
+        hand.work = work
+        stream = hand.actor.run.options(num_returns="streaming")
+        hand.pending = stream.remote(work.task, *shared, upcoming)
+
+    def _take(self) -> Work | None:
+        """Work that nobody has; None where there is none just now."""
+        if self._retries:
+            return self._retries.popleft()
+        try:
+            return self._next_work() if self._next_work else None
+        except StopIteration:
+            self._next_work = None
+            return None
+
+    def _steal(self) -> Work | None:
+        """What was set aside for another that is busy."""
+        richest = max(self._hands, key=lambda hand: len(hand.ahead))
+        return richest.ahead.pop() if richest.ahead else None
 
     def _gather(self) -> Iterator[Step]:
         """Whatever is ready; a tick where nothing is."""
@@ -230,6 +274,7 @@ class RayExecutor(Executor):
             if self._losses[hand.work.index] >= MOST_LOSSES:
                 raise ExecutionError(f"{MOST_LOSSES} actors were lost on one problem: {error}")
             self._retries.append(hand.work)
+        self._retries.extend(hand.ahead)
         self._hands.append(self._hire())
 
     def notices(self) -> Iterator[dict[str, Any]]:
