@@ -22,12 +22,14 @@ from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.files import read_problems
 from tilewise.selection import models, unfamiliar
 from tilewise.selection.explain import explain, parts
 from tilewise.selection.predictor import Predictor
 from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.selector import Selector
+from tilewise.selection.shortlist import Shortlist
 
 GFX950 = load_arch("gfx950")
 FAR = GemmProblem(m=2**40, n=2**30, k=8, dtype="bf16")
@@ -309,3 +311,30 @@ def test_a_broken_model_costs_one_warning(
     for _ in range(2):
         assert models.load_models("gemm", GFX950) == []
     assert caplog.text.count("falls back to the analytic model") == 1
+
+
+def test_a_shortlist_holds_the_most_promising_legal_kernels_and_the_vendor(
+    small_model: Path, kernels: list[Kernel]
+) -> None:
+    vendor = VendorKernel(op_name="gemm", library="torch")
+    why = get_op("gemm").why_unusable
+    model = load_model(small_model)
+    best = 0
+    for problem in synthetic_problems("gemm", "bf16", 20, seed=8):
+        few = Shortlist(5, "gemm", lambda arch: [*kernels, vendor], model)
+        kept = [k for k in [*kernels, vendor] if few(k, problem, GFX950) is None]
+        legal = [k for k in kernels if why(k, problem, GFX950) is None]
+        assert len(kept) == min(5, len(legal)) + (why(vendor, problem, GFX950) is None)
+        assert set(kept) <= {*legal, vendor}
+        again = Shortlist(5, "gemm", lambda arch: kernels, model)
+        assert [k for k in kernels if again(k, problem, GFX950) is None] == kept[:-1]
+        ranked = [k for k in Selector(model, kernels, GFX950).ranking(problem) if k in legal]
+        best += ranked[0] in kept
+    assert best > 10, "doubt moves some kernels, not most"
+
+
+def test_a_shortlist_refuses_a_foreign_model(small_model: Path, kernels: list[Kernel]) -> None:
+    few = Shortlist(5, "gemm", lambda arch: kernels, load_model(small_model))
+    problem = GemmProblem(m=64, n=64, k=64, dtype="fp32")
+    with pytest.raises(InputError, match="another model"):
+        few(kernels[0], problem, GFX950)

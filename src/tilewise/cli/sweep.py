@@ -17,6 +17,7 @@ import typer
 
 from tilewise.cli.console import ArchOption, DtypeOption, FilterOption, OpOption, err, out
 from tilewise.cli.kernels import ConfigOption, pick
+from tilewise.cli.models import ModelOption, given_model
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
@@ -71,6 +72,10 @@ def sweep(
     jobs: Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for all cores.")] = 0,
     on: Annotated[str, typer.Option("--on", help="local or ray.")] = "local",
     address: Annotated[str, typer.Option(help="Of a running Ray cluster.")] = "",
+    top: Annotated[
+        int, typer.Option(min=0, help="Only so many kernels a problem, those expected fastest.")
+    ] = 0,
+    model: ModelOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Measure again what failed before.")
     ] = False,
@@ -133,6 +138,15 @@ def sweep(
             pick(op, live, dtype, wanted, expression, config), op, wanted, expression
         )
 
+    if model and not top:
+        raise InputError("--model says who is expected to be fast; give --top N with it")
+    if top and recording:
+        raise InputError("--top chooses what to measure; a --replay holds what was measured")
+    why_unusable = recording.why_unusable if recording else None
+    if top:
+        from tilewise.selection.shortlist import Shortlist
+
+        why_unusable = Shortlist(top, op, kernels, given_model(model) if model else None)
     place = executor(on, settings_of_workers, workers, address)
     with shown(as_json) as on_event:
         summary = run(
@@ -141,7 +155,7 @@ def sweep(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),
             labels=[json.dumps(labels, default=str) for labels in found.labels],
-            why_unusable=recording.why_unusable if recording else None,
+            why_unusable=why_unusable,
             on_event=on_event,
         )
     if not as_json:

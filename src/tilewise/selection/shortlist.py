@@ -1,0 +1,95 @@
+"""What is worth measuring: the kernels that models expect most of, with a grain of doubt.
+
+Most of a pool is hopeless on any one problem. Measuring the few that may win, and the vendor's
+beside them, covers ten times as many problems in the same time, and it is near the top that a
+model must be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model
+from tilewise.core.problem import Problem
+from tilewise.errors import InputError
+from tilewise.ops.contract import get_op
+from tilewise.selection.analytic import AnalyticRanker
+from tilewise.selection.choice import Ranker
+from tilewise.selection.models import load_models
+from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.selector import why_foreign
+
+DOUBT = 0.15
+"""Octaves by which each expectation is moved at random, about as far as models err: kernels that
+a model takes for slower than they are get their turn, too."""
+
+
+class Shortlist:
+    """Legality for a sweep that measures `count` kernels a problem, and the vendor's.
+
+    Equal problems and kernels give equal lists.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        op: str,
+        kernels: Callable[[Arch], Sequence[Kernel]],
+        model: Model | None = None,
+    ) -> None:
+        self.count = count
+        self._all = kernels
+        self._why = get_op(op).why_unusable
+        self._model = model
+        self._held: tuple[Problem, frozenset[Kernel]] | None = None
+        self._pools: dict[tuple[str, str], tuple[tuple[Kernel, ...], Ranker]] = {}
+
+    def __call__(self, kernel: Kernel, problem: Problem | None, arch: Arch) -> str | None:
+        """Why a sweep leaves a kernel out, or None."""
+        if problem is None or kernel.engine == "vendor":
+            return self._why(kernel, problem, arch)
+        if self._held is None or self._held[0] is not problem:
+            self._held = (problem, frozenset(self._few(problem, arch)))
+        if kernel in self._held[1]:
+            return None
+        return f"it is not among the {self.count} that are expected to be fastest"
+
+    def _few(self, problem: Problem, arch: Arch) -> Iterator[Kernel]:
+        pool, ranker = self._pool(problem, arch)
+        if not pool:
+            return
+        seed = hashlib.sha256(problem.key.encode()).digest()[:8]
+        random = np.random.default_rng(int.from_bytes(seed, "little"))
+        expected = np.log2(ranker.predict_us(problem, pool, arch))
+        left = self.count
+        for at in np.argsort(expected + DOUBT * random.standard_normal(len(pool)), kind="stable"):
+            if self._why(pool[at], problem, arch) is None:
+                yield pool[at]
+                left -= 1
+                if not left:
+                    return
+
+    def _pool(self, problem: Problem, arch: Arch) -> tuple[tuple[Kernel, ...], Ranker]:
+        """The kernels made for the problem's dtype, and who ranks them."""
+        key = (arch.label, problem.dtype)
+        if key not in self._pools:
+            usable = [k for k in self._all(arch) if k.engine != "vendor"]
+            own = tuple(k for k in usable if getattr(k, "dtype", problem.dtype) == problem.dtype)
+            self._pools[key] = (own, self._ranker(problem, arch))
+        return self._pools[key]
+
+    def _ranker(self, problem: Problem, arch: Arch) -> Ranker:
+        if self._model is not None:
+            why = why_foreign(self._model, problem, arch)
+            if why is not None:
+                raise InputError(f"{why}; name another model, or leave --model out")
+            return ModelRanker(self._model)
+        for model in load_models(problem.op, arch):
+            if why_foreign(model, problem, arch) is None:
+                return ModelRanker(model)
+        return AnalyticRanker()
