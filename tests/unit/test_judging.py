@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tilewise.core.arch import load_arch
+from tilewise.core.compile_expr import Array
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.model import load_model
 from tilewise.errors import InputError
@@ -82,32 +84,66 @@ def test_a_second_reading_is_the_ceiling_where_there_is_one() -> None:
     assert remeasured(replace(twice, first_us=rarely)) is None
 
 
-def test_the_fastest_reading_counts_and_the_first_is_kept(small_data: Dataset) -> None:
+def read(
+    small_data: Dataset, readings: Sequence[tuple[int, str, str, float | None]]
+) -> list[Measurement]:
+    """Rows of one problem, in order: the kernel's number, stage, status and time of each."""
     setting = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy())
-    problem, kernels = small_data.problems[0], small_data.kernels[:4]
-    readings = [(0, 5.0), (0, 3.0), (1, 4.0), (2, 6.0), (2, 7.0), (3, 2.0), (3, None)]
-    rows = [
+    problem, kernels = small_data.problems[0], small_data.kernels
+    return [
         Measurement.of(
-            problem,
-            kernels[k],
-            setting,
-            status="ok" if us else "crash",
-            time_us=us,
-            attempt=i,
+            problem, kernels[k], setting, stage=stage, status=status, time_us=us, attempt=attempt
         )
-        for i, (k, us) in enumerate(readings)
+        for attempt, (k, stage, status, us) in enumerate(readings)
     ]
+
+
+def times(small_data: Dataset, data: Dataset, column: Array | None) -> list[float | None]:
+    """The column's values by the number of the kernel."""
+    assert column is not None
+    found = {data.kernels[k].key: us for k, us in zip(data.kernel_index, column, strict=True)}
+    values = [found[k.key] for k in small_data.kernels[: len(data.kernels)]]
+    return [None if np.isnan(us) else round(float(us), 6) for us in values]
+
+
+def test_the_last_verdict_counts_and_the_first_is_kept(small_data: Dataset) -> None:
+    rows = read(
+        small_data,
+        [
+            *[(0, "first", "ok", 5.0), (0, "retry", "ok", 3.0)],
+            *[(1, "first", "ok", 4.0)],
+            *[(2, "first", "ok", 6.0), (2, "retry", "ok", 7.0)],
+            *[(3, "first", "ok", 2.0), (3, "leader", "crash", None)],  # says nothing of its result
+            *[(4, "first", "ok", 2.0), (4, "leader", "wrong_result", None)],
+            *[(5, "first", "timeout", None), (5, "retry", "ok", 8.0)],
+            *[(6, "first", "ok", None)],
+        ],
+    )
     for order in (rows, rows[::-1]):
         data = from_measurements(order)
-        place = [[k.name for k in data.kernels].index(k.name) for k in kernels]
-        at = [data.kernel_index.tolist().index(p) for p in place]
-        assert data.first_us is not None
-        assert data.time_us[at][:3].tolist() == [3.0, 4.0, 6.0]
-        assert data.first_us[at][[0, 2]].tolist() == [5.0, 6.0]
-        assert data.again_us is not None
-        assert data.again_us[at][[0, 2]].tolist() == [3.0, 7.0]
-        # What failed the last time it was tried has failed.
-        assert np.isnan([data.first_us[at[1]], data.time_us[at[3]]]).all()
+        assert times(small_data, data, data.time_us) == [3.0, 4.0, 7.0, 2.0, None, 8.0, None]
+        assert times(small_data, data, data.first_us) == [5.0, None, 6.0, *[None] * 4]
+        assert times(small_data, data, data.again_us) == [3.0, None, 7.0, *[None] * 4]
+
+
+def test_readings_taken_alone_are_compared_with_those_taken_in_turn(small_data: Dataset) -> None:
+    """Kernel 0 was lucky when first read; in turn, both leaders take two microseconds less."""
+    first = [(0, 19.0), (1, 20.0), (2, 24.0), (3, 10.0)]
+    turns = [(0, 18.0), (1, 17.0)]
+    rows = read(
+        small_data,
+        [
+            *[(k, "first", "ok", us) for k, us in first],
+            *[(k, "leader", "ok", us) for k, us in turns],
+            *[(1, "retry", "ok", 5.0)],  # later, but alone
+        ],
+    )
+    for order in (rows, rows[::-1]):
+        data = from_measurements(order)
+        # 2 is as much slower as it was; 3, about half as long, is moved about half as far.
+        expected = [18.0, 17.0, 22.0, round(10.0 - 2.0 * 10.0 / 19.5, 6)]
+        assert times(small_data, data, data.time_us) == expected
+        assert times(small_data, data, data.again_us) == [18.0, 17.0, None, None]
 
 
 def bands(*means: float) -> list[dict[str, Any]]:

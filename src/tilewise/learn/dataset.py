@@ -31,7 +31,7 @@ log = logging.getLogger("tilewise")
 
 _NEEDED = (
     *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
-    *("engine", "kernel_fields", "arch", "device", "policy", "status"),
+    *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
     *("time_us", "spread_us", "repeats"),
 )
 
@@ -60,7 +60,7 @@ class Dataset:
     device: str = ""
     first_us: Array | None = None
     again_us: Array | None = None
-    """The first reading of rows that were read again, and the best of the others; else NaN."""
+    """The first reading of rows that were read again, and the one that counts; else NaN."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -90,6 +90,13 @@ class Dataset:
         best = np.full(len(self.problems), np.inf)
         np.minimum.at(best, self.problem_index[self.is_ok], self.time_us[self.is_ok])
         return np.where(np.isfinite(best), best, np.nan)
+
+    @cached_property
+    def is_whole(self) -> NDArray[np.bool_]:
+        """Per problem: whether all that can serve was measured. Others teach, but judge nothing:
+        their fastest kernel may not be among those that were tried.
+        """
+        return np.array(["top" not in labels for labels in self.labels], bool)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -149,19 +156,30 @@ def from_measurements(
 
     An `Arch` gives the figures of the device that was measured; a name leaves them to be found.
     """
-    return _build([{name: getattr(row, name) for name in _NEEDED} for row in rows], op, arch, dtype)
+    from tilewise.sweep.schema import to_table
+
+    return _build(_rows(to_table(list(rows))), op, arch, dtype)
 
 
 def from_stores(
     paths: Sequence[Path | str], *, op: str = "", arch: Arch | str = "", dtype: str = ""
 ) -> Dataset:
-    """The rows of stores, taken together; of several readings the fastest counts."""
+    """The rows of stores, taken together."""
     from tilewise.sweep.store import Store
 
     found: list[dict[str, Any]] = []
     for path in paths:
-        found += Store(path).table(_NEEDED, latest=False).to_pylist()
+        found += _rows(Store(path).table(_NEEDED, latest=False))
     return _build(found, op, arch, dtype)
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    from tilewise.sweep.schema import verdicts
+
+    rows: list[dict[str, Any]] = table.select(_NEEDED).to_pylist()
+    for row, is_verdict in zip(rows, verdicts(table).tolist(), strict=True):
+        row["is_verdict"] = is_verdict
+    return rows
 
 
 def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) -> Dataset:
@@ -218,32 +236,65 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
     given = get_op(op)
-    read = [_readings(found) for found in pairs.values()]
-    # What disturbs a measurement only ever slows it: of several readings the fastest is nearest to
-    # the truth, and with it come its spread and repeats.
-    best = [min(good, key=lambda r: r["time_us"], default={}) for good in read]
+    read = [_reading(found) for found in pairs.values()]
+    index = np.array(list(pairs), np.int64).reshape(-1, 2)
+    first_us = _column(first.get("time_us") for first, _ in read)
     return Dataset(
         op,
         arch,
         tuple(given.problem.from_dict(json.loads(r["problem"])) for r in problem_rows),
         tuple(given.kernel_from_dict(json.loads(r["kernel_fields"])) for r in kernel_rows),
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
-        np.array([p for p, _ in pairs], np.int64),
-        np.array([k for _, k in pairs], np.int64),
-        _column(r.get("time_us") for r in best),
-        _column(r.get("spread_us") for r in best),
-        np.array([int(r.get("repeats") or 0) for r in best], np.int64),
+        index[:, 0],
+        index[:, 1],
+        _comparable(read, index[:, 0], first_us),
+        _column(r.get("spread_us") for _, r in read),
+        np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
-        _column(good[0]["time_us"] if len(good) > 1 else None for good in read),
-        _column(min((r["time_us"] for r in good[1:]), default=None) for good in read),
+        first_us,
+        _column(r.get("time_us") if first else None for first, r in read),
     )
 
 
-def _readings(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The readings of one pair that succeeded, in order; none where the last attempt failed."""
-    order = sorted(rows, key=lambda r: r["attempt"])
-    last = {r["key"]: r["status"] == "ok" for r in order}
-    return [r for r in order if r["status"] == "ok" and last[r["key"]]]
+_Reading = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def _reading(rows: Sequence[Mapping[str, Any]]) -> _Reading:
+    """The first right reading of a pair, if there are more, and the one that counts.
+
+    Whether the pair has failed is told by the row of each key that holds. A reading among leaders,
+    taken in turn with them, counts before one taken alone; of several the last does.
+    """
+    order = sorted(rows, key=lambda r: (r["is_verdict"], r["attempt"], -(r["time_us"] or 0.0)))
+    holds = {r["key"]: r["is_verdict"] and r["status"] == "ok" for r in order}
+    good = [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
+    if not good:
+        return {}, {}
+    counts = ([r for r in good if r["stage"] == "leader"] or good)[-1]
+    return (good[0] if good[0] is not counts else {}), counts
+
+
+def _comparable(
+    read: Sequence[_Reading], problem_index: NDArray[np.int64], first_us: Array
+) -> Array:
+    """The times that count, those read alone moved to where those read in turn are.
+
+    Kernels read in turn find the device in another state than each of them did alone: on an H200
+    short ones took 0.4 us less, and those of a millisecond up to a quarter more. Left as they are,
+    the best of a problem would be whichever kind of reading is the faster. What was read both ways
+    tells by how much; faster kernels are moved in proportion, so that no time falls below zero.
+    """
+    time_us = _column(counts.get("time_us") for _, counts in read)
+    in_turn = np.array([counts.get("stage") == "leader" for _, counts in read])
+    twice = in_turn & np.isfinite(first_us)
+    order = np.argsort(problem_index, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(problem_index[order])) + 1):
+        both, alone = rows[twice[rows]], rows[~in_turn[rows]]
+        if len(both):
+            shift = np.median(time_us[both] - first_us[both])
+            level = np.median(first_us[both])
+            time_us[alone] += shift * np.minimum(1.0, time_us[alone] / level)
+    return time_us
 
 
 def _column(values: Iterable[float | None]) -> Array:
