@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tilewise.core.arch import load_arch
@@ -50,6 +52,23 @@ def test_an_earlier_contest_counts_where_the_choice_took_part_in_it() -> None:
     assert by_a is not None and by_c is not None
     assert by_a.efficiency == pytest.approx(0.9)
     assert by_c.efficiency == pytest.approx(50 / 60)
+
+
+def test_a_contest_is_among_kernels_whose_right_result_holds() -> None:
+    wrong = row(C, 10.0, status="wrong_result", attempt=2, measured_at=2.0, stage="leader")
+    timed = [row(A, 90.0), row(B, 100.0), row(C, 80.0), turn(A, 110.0), turn(B, 100.0)]
+    for rows in ([*timed, turn(C, 60.0), wrong], [*timed, replace(wrong, run_id="run")]):
+        verdict = judge(PROBLEM, "model", [A, B], rows)
+        assert verdict is not None
+        assert (verdict.best, verdict.kernels) == (B.name, 2)
+        assert verdict.efficiency == pytest.approx(100 / 110)
+        assert verdict.again == pytest.approx(100 / 110)
+        failed = judge(PROBLEM, "model", [C, B], rows)
+        assert failed is not None
+        assert (failed.chosen, failed.chosen_us) == (C.name, None)
+    crashed = judge(PROBLEM, "model", [A], [*timed, row(A, None, attempt=2)])
+    assert crashed is not None
+    assert crashed.chosen_us == 110.0  # a crash later on does not undo a right result
 
 
 def test_without_contests_the_first_pass_holds() -> None:

@@ -90,7 +90,8 @@ def judge(
         return None
     names = [kernel.name for kernel in ranking]
     chosen = next((n for n in names if n in held and not _is_unbuilt(held[n])), names[0])
-    contest = _contest(every, chosen)
+    right = [row for row in every if row.kernel in good and row.is_ok and row.time_us]
+    contest = _contest(right, chosen)
     times = {name: row.time_us or 0.0 for name, row in (contest or good).items()}
     best = min(times, key=lambda name: times[name])
     vendors = [n for n in times if held[n].engine == "vendor"]
@@ -108,7 +109,7 @@ def judge(
         vendor_us=times[vendor] if vendor else None,
         kernels=len(good),
         spread=_spread(contest or good),
-        again=_again(every, contest),
+        again=_again(right, contest),
         failures=Counter(row.status for row in held.values() if not row.is_ok),
     )
 
@@ -123,10 +124,13 @@ def _held(rows: Iterable[Measurement]) -> dict[str, Measurement]:
 
 
 def _contest(rows: Iterable[Measurement], chosen: str) -> dict[str, Measurement]:
-    """The last time that the chosen kernel was timed in turn with the leaders; may be empty."""
+    """The last time that the chosen kernel was timed in turn with the leaders; may be empty.
+
+    Of right results of kernels whose right result holds: a wrong one may have a time too.
+    """
     contests: dict[tuple[float, str], dict[str, Measurement]] = {}
     for row in rows:
-        if row.stage == "leader" and row.time_us:
+        if row.stage == "leader":
             contests.setdefault((row.measured_at, row.run_id), {})[row.kernel] = row
     having = [when for when, contest in contests.items() if chosen in contest]
     return contests[max(having)] if having else {}
@@ -138,7 +142,7 @@ def _spread(rows: Mapping[str, Measurement]) -> float | None:
 
 
 def _again(rows: Iterable[Measurement], contest: Mapping[str, Measurement]) -> float | None:
-    first = {r.kernel: r.time_us for r in rows if r.stage != "leader" and r.time_us}
+    first = {r.kernel: r.time_us or 0.0 for r in rows if r.stage != "leader"}
     if not contest or not first:
         return None
     winner = contest.get(min(first, key=lambda name: first[name]))
