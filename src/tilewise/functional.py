@@ -45,7 +45,7 @@ def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> A
     """`a @ b` as NumPy and PyTorch mean it: matrices, vectors, and batches that broadcast."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _multiply(a, b, out, deterministic)
-    return (_torch_ops or _of_tensors(a, b)).matmul(a, b, out=out, deterministic=deterministic)
+    return (_torch_ops or _of_tensors(a, b)).matmul(a, b, out, deterministic)
 
 
 def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Any:

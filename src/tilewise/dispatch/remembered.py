@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from tilewise.settings import Settings, settings
@@ -20,18 +20,18 @@ class Remembered:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._calls: dict[Hashable, Callable[..., Any]] = {}
+        self._calls: dict[Hashable, Any] = {}
         self._settings: Settings | None = None
         self.generation = 0
         """Whoever makes a call reads it first, and what grew stale meanwhile is not kept."""
 
-    def get(self, key: Hashable) -> Callable[..., Any] | None:
-        """The call for `key`, if it is still valid."""
+    def get(self, key: Hashable) -> Any:
+        """What is kept for `key`, a call or several, or None."""
         if settings() is not self._settings:
             self.forget()
         return self._calls.get(key)
 
-    def keep(self, key: Hashable, call: Callable[..., Any], generation: int) -> None:
+    def keep(self, key: Hashable, call: Any, generation: int) -> None:
         """Remembers a call that was made under `generation`; the oldest one makes room."""
         with self._lock:
             if generation != self.generation:

@@ -98,10 +98,7 @@ class TritonPlan(Plan):
         self._call(operands, out).start(_addresses(operands, out), workspace)
 
     def launcher(self, operands: Sequence[Any], out: Any) -> Callable[..., None]:
-        start = self._call(operands, out).start
-        if len(operands) == 2:  # by far the most usual, hence no loop
-            return lambda out, a, b: start((a.data_ptr(), b.data_ptr(), out.data_ptr()))
-        return lambda out, *operands: start(_addresses(operands, out))
+        return self._call(operands, out).launcher()
 
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
         """A launch with everything fixed, on the stream that is current at each call."""

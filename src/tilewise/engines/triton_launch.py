@@ -21,6 +21,8 @@ from tilewise.ops.launch import Descriptor, Launch, Pointer, Scratch, Source
 MAX_REMEMBERED_DESCRIPTORS = 1024
 STREAM = 3
 """Where a launcher takes the stream, after the three sizes of the grid."""
+NO_WORKSPACE = (0, 0, 0, 0)
+"""Address and room of the zeroed head, then of the rest."""
 
 
 class BoundKernel:
@@ -92,6 +94,30 @@ class BoundKernel:
         self._start(*values)
         return None
 
+    def launcher(self) -> Callable[..., None]:
+        """`launch(out, a, b, *vectors)` on tensors; all that `start` looks up is at hand."""
+        start, device, template = self._start, self._device, self._template
+        current_device, current_stream = self._current_device, self._current_stream
+        pointers, descriptors = self._pointers, self._descriptors
+        needs_scratch = self.needs_scratch
+
+        def launch(out: Any, a: Any, b: Any, *vectors: Any) -> None:
+            addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr())
+            if vectors:
+                addresses += tuple([vector.data_ptr() for vector in vectors])
+            if needs_scratch or current_device() != device:
+                return self.start(addresses)
+            values = template.copy()
+            values[STREAM] = current_stream(device)
+            for at, tensor in pointers:
+                values[at] = addresses[tensor]
+            for at, tensor, made in descriptors:
+                values[at] = made[addresses[tensor]]
+            start(*values)
+            return None
+
+        return launch
+
     def fixed(self, addresses: Sequence[int]) -> Callable[[], None]:
         """A launch with all addresses fixed, for kernels without scratch memory."""
         start, device, current_stream = self._start, self._device, self._current_stream
@@ -140,7 +166,7 @@ class Workspaces:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pieces: list[Any] = []
-        self._kept: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        self._kept: dict[tuple[int, int], tuple[int, int, int, int]] = {}
 
     def addresses(self, device: int, stream: int, zeroed: int, sums: int) -> tuple[int, int]:
         """Where the zeroed head and the rest of a workspace are."""
@@ -151,27 +177,29 @@ class Workspaces:
             own = torch.empty(zeroed + sums, dtype=torch.uint8, device=f"cuda:{device}")
             own[:zeroed].zero_()
             return int(own.data_ptr()), int(own.data_ptr()) + zeroed
-        return (
-            self._at_least(device, stream, zeroed, True),
-            self._at_least(device, stream, sums, False),
-        )
+        head, head_room, rest, rest_room = self._kept.get((device, stream), NO_WORKSPACE)
+        if head_room >= zeroed and rest_room >= sums:
+            return head, rest
+        return self._grow(device, stream, zeroed, sums)
 
-    def _at_least(self, device: int, stream: int, size: int, is_zero: bool) -> int:
-        address, room = self._kept.get((device, stream, is_zero), (0, 0))
-        return address if room >= size else self._grow(device, stream, size, is_zero)
-
-    def _grow(self, device: int, stream: int, size: int, is_zero: bool) -> int:
+    def _grow(self, device: int, stream: int, zeroed: int, sums: int) -> tuple[int, int]:
         import torch
 
         with self._lock:
-            address, room = self._kept.get((device, stream, is_zero), (0, 0))
-            if room < size:
-                room = 1 << (size - 1).bit_length()
-                make = torch.zeros if is_zero else torch.empty
-                self._pieces.append(make(room, dtype=torch.uint8, device=f"cuda:{device}"))
-                address = int(self._pieces[-1].data_ptr())
-                self._kept[device, stream, is_zero] = (address, room)
-            return address
+            head, head_room, rest, rest_room = self._kept.get((device, stream), NO_WORKSPACE)
+            if head_room < zeroed:
+                head, head_room = self._piece(torch.zeros, zeroed, device)
+            if rest_room < sums:
+                rest, rest_room = self._piece(torch.empty, sums, device)
+            self._kept[device, stream] = (head, head_room, rest, rest_room)
+            return head, rest
+
+    def _piece(self, make: Callable[..., Any], size: int, device: int) -> tuple[int, int]:
+        import torch
+
+        room = 1 << (size - 1).bit_length()
+        self._pieces.append(make(room, dtype=torch.uint8, device=f"cuda:{device}"))
+        return int(self._pieces[-1].data_ptr()), room
 
 
 WORKSPACES = Workspaces()

@@ -15,16 +15,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilewise.core.tensors import view
-from tilewise.dispatch.calls import has_product, product_of_any, run_matmul
+from tilewise.dispatch.calls import has_product, product_of_any
+from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
+from tilewise.torch_ops.guards import guard
 from tilewise.torch_ops.library import is_watched, transform
 from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
 
+_is_traced = torch.compiler.is_dynamo_compiling
+"""Asked before anything that cannot be traced; tracing of other kinds shows in `_is_compiling`."""
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -63,23 +68,39 @@ def refuse_gradient(what: str, *tensors: Any) -> None:
         raise TensorError(f"{what}; leave it away or use torch.no_grad()")
 
 
-def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Tensor:
+def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tensor:
     """`torch.matmul` for tensors of any dimensions."""
-    if _is_compiling():
+    if _is_traced():
         if out is not None or not has_kernels(a, b):
             return torch.matmul(a, b, out=out)
         return _product(a, b, deterministic)
-    # `_is_plain(a, b)`, written out for the call that matters most.
-    if (
-        out is None
-        and type(a) in PLAIN
-        and type(b) in PLAIN
-        and not ((a.requires_grad or b.requires_grad) and _is_grad_enabled())
-        and not (a.is_neg() or b.is_neg() or is_watched())
-    ):
-        return products.matmul(a, b, deterministic)
     if out is not None:
         return _matmul_into(a, b, out, deterministic)
+    if type(a) not in PLAIN or type(b) not in PLAIN:
+        return _matmul(a, b, deterministic)
+    try:
+        key = (
+            *(a.shape, b.shape, (a.data_ptr() | b.data_ptr()) & 15, _is_grad_enabled()),
+            deterministic or _is_deterministic(),
+            a.dtype is torch.float32 and products.rounds_to_tf32(),
+        )
+    except RuntimeError:  # neither strided nor with memory of its own
+        return _matmul(a, b, deterministic)
+    for is_alike, call in CALLS.get(key) or ():
+        if is_alike(a, b):
+            return call(a, b)  # type: ignore[no-any-return]
+    generation = CALLS.generation
+    result = _matmul(a, b, deterministic)
+    if _is_plain(a, b):
+        guard(key, CALLS.get(products.matmul_key(a, b, deterministic)), (a, b), generation)
+    return result
+
+
+def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
+    if _is_compiling() and has_kernels(a, b):
+        return _product(a, b, deterministic)
+    if _is_plain(a, b):
+        return products.matmul(a, b, deterministic)
     why = _why_theirs(a, b)
     if why:
         return leave(why, torch.matmul, a, b)
@@ -95,34 +116,84 @@ def _product(a: Tensor, b: Tensor, deterministic: bool) -> Tensor:
     return result
 
 
-def _matmul_into(a: Tensor, b: Tensor, out: Any, deterministic: bool) -> Tensor:
+def _matmul_into(a: Any, b: Any, out: Any, deterministic: bool) -> Tensor:
+    if not PLAIN.issuperset((type(a), type(b), type(out))):
+        return _matmul_slowly_into(a, b, out, deterministic)[0]
+    try:
+        key = (
+            *("into", a.shape, b.shape, (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15),
+            *(_is_grad_enabled(), deterministic or _is_deterministic()),
+            a.dtype is torch.float32 and products.rounds_to_tf32(),
+        )
+    except RuntimeError:
+        return _matmul_slowly_into(a, b, out, deterministic)[0]
+    for is_alike, call in CALLS.get(key) or ():
+        if is_alike(a, b, out):
+            return call(a, b, out)  # type: ignore[no-any-return]
+    generation = CALLS.generation
+    result, again = _matmul_slowly_into(a, b, out, deterministic)
+    guard(key, again, (a, b, out), generation)
+    return result
+
+
+def _matmul_slowly_into(
+    a: Any, b: Any, out: Any, deterministic: bool
+) -> tuple[Tensor, Callable[..., Tensor] | None]:
+    """`out`, and the way for calls like this one where there is a quick one."""
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
     if why:
-        return leave(why, torch.matmul, a, b, out=out)
+        return leave(why, torch.matmul, a, b, out=out), None
     if has_product(a, b) and not is_capturing(a):
-        result: Tensor = run_matmul(a, b, out=out, deterministic=deterministic)
-        return result
+        again = products.matmul_into(a, b, out, deterministic)
+        return out, again if _is_plain(a, b, out) else None
     result = products.matmul(a, b, deterministic)
     if tuple(out.shape) != tuple(result.shape):
         raise TensorError(f"out has shape {tuple(out.shape)}; it must be {tuple(result.shape)}")
-    out.copy_(result)
-    given: Tensor = out
-    return given
+    return out.copy_(result), None
 
 
 def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
     """`torch.nn.functional.linear`, activated; the bias and activation are fused where possible."""
     name = activation or "none"
+    if _is_traced():
+        products.check_activation(name)
+        if not has_kernels(x, weight):
+            return _ACTIVATE[name](functional.linear(x, weight, bias))
+        return _layer(x, weight, bias, name)
+    if type(x) not in PLAIN or type(weight) not in PLAIN:
+        return _linear(x, weight, bias, name)
+    try:
+        key = (
+            *(x.shape, weight.shape, (x.data_ptr() | weight.data_ptr()) & 15, _is_grad_enabled()),
+            *(_is_deterministic(), x.dtype is torch.float32 and products.rounds_to_tf32()),
+            *(bias is None, name),
+        )
+    except RuntimeError:
+        return _linear(x, weight, bias, name)
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    for is_alike, call in CALLS.get(key) or ():
+        if is_alike(*tensors):
+            return call(*tensors)  # type: ignore[no-any-return]
+    generation = CALLS.generation
+    result = _linear(x, weight, bias, name)
+    if _is_plain(*tensors):
+        guard(key, CALLS.get(products.linear_key(x, weight, bias, name)), tensors, generation)
+    return result
+
+
+def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
     products.check_activation(name)
-    if not _is_compiling():
+    if not (_is_compiling() and has_kernels(x, weight)):
         if _is_plain(x, weight, bias):
             return products.linear(x, weight, bias, name)
         why = _why_theirs(x, weight, bias)
         if why:
             return leave(why, products.their_linear, name, x, weight, bias)
-    elif not has_kernels(x, weight):
-        return _ACTIVATE[name](functional.linear(x, weight, bias))
+    return _layer(x, weight, bias, name)
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
     if name != "none" and _is_grad_enabled():  # its backward pass wants what was activated
         return _ACTIVATE[name](operators.linear(x, weight, bias, "none"))
     return operators.linear(x, weight, bias, name)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tilewise.core.problem import Problem
+from tilewise.core.tensors import view
 from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.operands import Call, prepare
 from tilewise.dispatch.remembered import CALLS
@@ -112,13 +114,7 @@ def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Cal
     finish = None if is_fused else work.finish
     launch = plan.launcher((*call.operands, *vectors(*tensors)), call.out)
     if plan.reads_addresses and not finish and all(map(_is_at, tensors, given)):
-
-        def straight(*tensors: Tensor) -> Tensor:
-            out = allocate()
-            launch(out, *tensors)
-            return out
-
-        return straight
+        return _straight(allocate, launch, len(tensors))
 
     def in_shape(*tensors: Tensor) -> Tensor:
         out = allocate()
@@ -128,6 +124,65 @@ def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Cal
         return out
 
     return in_shape
+
+
+def _straight(
+    allocate: Callable[[], Tensor], launch: Callable[..., None], count: int
+) -> Callable[..., Tensor]:
+    """Nothing but the result's memory and a launch on `count` tensors."""
+
+    def pair(a: Tensor, b: Tensor) -> Tensor:
+        out = allocate()
+        launch(out, a, b)
+        return out
+
+    def many(*tensors: Tensor) -> Tensor:
+        out = allocate()
+        launch(out, *tensors)
+        return out
+
+    return pair if count == 2 else many
+
+
+def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tensor] | None:
+    """Computes into the caller's own tensor, which is checked first.
+
+    Gives `again(*tensors, out)` for tensors stored like these, or None where some were copied.
+    """
+    dispatcher = default_dispatcher(work.problem.op, live_arch(tensors[0]))
+    op, problem = dispatcher.registry.op, work.problem
+    if problem.is_empty:
+        dispatcher.run(problem, *tensors, out=out)
+        return None
+    call = prepare(op, problem, tensors, out)
+    plan, choice = dispatcher.execute(problem, call, deterministic=work.deterministic)
+    call.finish()
+    increment_version(out)
+    if call.copied or call.out is not out or not all(map(_is_same, tensors, call.operands)):
+        return None
+    launch = plan.launcher(call.operands, out)
+    if choice.kernel.engine == "vendor" and work.theirs is not None:
+        launch = partial(_theirs_into, work.theirs)
+    (a_bytes, b_bytes), out_bytes = map(_span_bytes, tensors), _span_bytes(out)
+
+    def again(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+        at = out.data_ptr()
+        if -a_bytes < a.data_ptr() - at < out_bytes or -b_bytes < b.data_ptr() - at < out_bytes:
+            prepare(op, problem, (a, b), out)  # raises: they share memory
+        launch(out, a, b)
+        increment_version(out)
+        return out
+
+    return again
+
+
+def _theirs_into(theirs: Callable[..., Tensor], out: Tensor, *tensors: Tensor) -> None:
+    theirs(*tensors, out=out)
+
+
+def _span_bytes(tensor: Tensor) -> int:
+    """From a tensor's first element to behind its last."""
+    return view(tensor).extent[1] * tensor.element_size()
 
 
 def _is_at(a: Tensor, b: Tensor) -> bool:

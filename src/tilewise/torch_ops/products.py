@@ -16,7 +16,7 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer
-from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first
+from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first, into
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -32,40 +32,70 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 _is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
 
+def matmul_key(a: Tensor, b: Tensor, deterministic: bool = False) -> Any:
+    """All that decides a product's call; raises RuntimeError for tensors without memory."""
+    kind = a.dtype
+    return (
+        *(a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device),
+        (a.data_ptr() | b.data_ptr()) & 15,
+        deterministic or _is_deterministic(),
+        kind is torch.float32 and rounds_to_tf32(),
+    )
+
+
 def matmul(a: Tensor, b: Tensor, deterministic: bool = False) -> Tensor:
     """[M, K] by [K, N], or the same in a batch."""
     try:
-        kind = a.dtype
-        key = (
-            *(a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device),
-            (a.data_ptr() | b.data_ptr()) & 15,
-            deterministic or _is_deterministic(),
-            kind is torch.float32 and rounds_to_tf32(),
-        )
-    except RuntimeError:  # neither strided nor with memory of its own
+        key = matmul_key(a, b, deterministic)
+    except RuntimeError:
         return leave(_why(a, b), torch.matmul, a, b)
     call: Callable[..., Tensor] | None = CALLS.get(key)
     return _first_matmul(key, a, b) if call is None else call(a, b)
+
+
+def matmul_into(
+    a: Tensor, b: Tensor, out: Any, deterministic: bool
+) -> Callable[..., Tensor] | None:
+    """Multiplies into `out`; gives the way for calls like this one where there is a quick one."""
+    return into(_product(matmul_key(a, b, deterministic), a, b), (a, b), out)
 
 
 def _first_matmul(key: Any, a: Tensor, b: Tensor) -> Tensor:
     why = why_theirs(a, b)
     if why:
         return leave(why, torch.matmul, a, b)
-    *_, is_deterministic, is_tf32 = key
     if not has_product(a, b):
-        result: Tensor = product_of_any(a, b, partial(matmul, deterministic=is_deterministic))
+        result: Tensor = product_of_any(a, b, partial(matmul, deterministic=key[-2]))
         return result
+    work = _product(key, a, b)
+    return work.allocate().zero_() if work.problem.is_empty else first(key, work, (a, b))
+
+
+def _product(key: Any, a: Tensor, b: Tensor) -> Work:
+    """What is behind a call of two matrices or batches."""
+    *_, is_deterministic, is_tf32 = key
     problem = infer(a, b)
     if is_tf32 and a.is_cuda:
         problem = replace(problem, dtype="tf32")
     shape = (*a.shape[:-1], b.shape[-1])
-    allocate = _allocate(shape, TORCH_DTYPES[problem.out_dtype], a)
-    if problem.is_empty:
-        return allocate().zero_()
-    theirs = torch.matmul if a.dtype in NATIVE else None
-    work = Work(problem=problem, allocate=allocate, theirs=theirs, deterministic=is_deterministic)
-    return first(key, work, (a, b))
+    return Work(
+        problem=problem,
+        allocate=_allocate(shape, TORCH_DTYPES[problem.out_dtype], a),
+        theirs=torch.matmul if a.dtype in NATIVE else None,
+        deterministic=is_deterministic,
+    )
+
+
+def linear_key(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Any:
+    """All that decides a layer's call; raises RuntimeError for tensors without memory."""
+    kind = x.dtype
+    extra = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
+    return (
+        *(x.shape, weight.shape, x.stride(), weight.stride(), kind, weight.dtype),
+        *(x.device, weight.device, (x.data_ptr() | weight.data_ptr()) & 15),
+        *(extra, activation, _is_deterministic()),
+        kind is torch.float32 and rounds_to_tf32(),
+    )
 
 
 def linear(
@@ -73,14 +103,7 @@ def linear(
 ) -> Tensor:
     """x Wᵀ + b, activated; any leading dimensions."""
     try:
-        kind = x.dtype
-        extra = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
-        key = (
-            *(x.shape, weight.shape, x.stride(), weight.stride(), kind, weight.dtype),
-            *(x.device, weight.device, (x.data_ptr() | weight.data_ptr()) & 15),
-            *(extra, activation, _is_deterministic()),
-            kind is torch.float32 and rounds_to_tf32(),
-        )
+        key = linear_key(x, weight, bias, activation)
     except RuntimeError:
         return leave(_why(x, weight), their_linear, activation, x, weight, bias)
     call: Callable[..., Tensor] | None = CALLS.get(key)
