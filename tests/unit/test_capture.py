@@ -113,3 +113,33 @@ def test_nothing_is_recorded_outside_and_values_are_untouched() -> None:
     assert torch.equal(inside, wanted)
     a @ b
     assert [labels["count"] for labels in problems.labels] == [1]
+
+
+def test_operators_of_tilewise_are_seen_as_pytorchs_would_be() -> None:
+    """Patched or not, a network is the same set of problems."""
+    import tilewise as tw
+
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 8, 3, stride=2, padding=1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8 * 4 * 4, 10),
+    )
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    seen = []
+    for change in (tw.unpatch, tw.patch):
+        with capture() as problems:
+            change(net)(x).sum().backward()
+        seen.append(counts(problems))
+    assert seen[0] == seen[1]
+    assert {labels["call"].partition("::")[0] for _, labels in problems} == {"tilewise"}
+    assert {labels.get("layer") for _, labels in problems} >= {"Sequential.0", "Sequential.2"}
+
+
+def test_products_of_tilewise_into_given_memory_are_seen() -> None:
+    import tilewise as tw
+
+    a, b, out = torch.randn(3, 4), torch.randn(4, 5), torch.zeros(3, 5)
+    with capture() as problems:
+        tw.matmul(a, b, out=out)
+    assert counts(problems) == {GemmProblem(m=3, n=5, k=4, layout="rrr"): 1}
+    torch.testing.assert_close(out, a @ b)

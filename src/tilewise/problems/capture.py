@@ -65,7 +65,9 @@ def capture() -> Iterator[Captured]:
         ) -> Any:
             result = func(*args, **(kwargs or {}))
             name = func.overloadpacket.__name__
-            if name in _READERS and func.namespace == "aten":
+            if func.namespace != "aten":
+                name = f"{func.namespace}::{name}"
+            if name in _READERS:
                 layer = max(tracker.parents - {"Global"}, key=len, default="")
                 labels = {"call": name, **({"layer": layer} if layer else {})}
                 for problem in _problems(name, args, result, captured.skipped):
@@ -117,7 +119,8 @@ def _product(a_at: int) -> Callable[[Sequence[Any], Any], Iterator[Problem]]:
 def _linear(args: Sequence[Any], result: Any) -> Iterator[Problem]:
     x, weight = args[0], args[1]
     rows = x.numel() // max(1, x.shape[-1])
-    yield GemmProblem(m=rows, n=weight.shape[0], k=weight.shape[1], dtype=_dtype(x), layout="rcr")
+    layout = "rrr" if _order(weight) == "c" else "rcr"
+    yield GemmProblem(m=rows, n=weight.shape[0], k=weight.shape[1], dtype=_dtype(x), layout=layout)
 
 
 def _order(matrix: Any) -> str:
@@ -145,6 +148,21 @@ def _convolution_backward(args: Sequence[Any], result: Any) -> Iterator[Problem]
         yield _conv("fwd" if transposed else "bwd_data", small=small, large=large, **sizes)
     if mask[1]:
         yield _conv("bwd_weight", small=small, large=large, **sizes)
+
+
+def _own_convolution(args: Sequence[Any], result: Any) -> Iterator[Problem]:
+    x, weight, _, *layer = args
+    yield _conv("fwd", small=result, large=x, **_conv_fields(weight, *layer[:4]))
+
+
+def _own_input_gradient(args: Sequence[Any], result: Any) -> Iterator[Problem]:
+    _, weight, dy, *layer = args
+    yield _conv("bwd_data", small=dy, large=result, **_conv_fields(weight, *layer[:4]))
+
+
+def _own_weight_gradient(args: Sequence[Any], result: Any) -> Iterator[Problem]:
+    x, _, dy, *layer = args
+    yield _conv("bwd_weight", small=dy, large=x, **_conv_fields(result, *layer[:4]))
 
 
 def _conv_fields(
@@ -194,5 +212,12 @@ _READERS: dict[str, Callable[[Sequence[Any], Any], Iterator[Problem]]] = {
     "baddbmm": _product(1),
     "addbmm": _product(1),
     "addmv": _product(1),
+    "tilewise::convolution": _own_convolution,
+    "tilewise::conv_input_gradient": _own_input_gradient,
+    "tilewise::conv_weight_gradient": _own_weight_gradient,
+    "tilewise::linear": _linear,
+    "tilewise::matmul": _product(0),
+    "tilewise::scaled_matmul": _product(0),
 }
-"""How each kernel-level call of PyTorch is read; everything else there is built on these."""
+"""How each kernel-level call of PyTorch, or operator of tilewise, is read; everything else is built
+on these."""

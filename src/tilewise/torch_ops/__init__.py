@@ -22,7 +22,7 @@ from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.library import is_watched, transform
+from tilewise.torch_ops.library import is_watched, modes, transform
 from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
 
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -144,10 +144,11 @@ def _matmul_slowly_into(
     why = _why_theirs(a, b)
     if why:
         return leave(why, torch.matmul, a, b, out=out), None
-    if has_product(a, b) and not is_capturing(a):
+    is_seen = modes() > 0  # modes see operators, which make their results
+    if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
         return out, again if _is_plain(a, b, out) else None
-    result = products.matmul(a, b, deterministic)
+    result = (_product if is_seen else products.matmul)(a, b, deterministic)
     if tuple(out.shape) != tuple(result.shape):
         raise TensorError(f"out has shape {tuple(out.shape)}; it must be {tuple(result.shape)}")
     return out.copy_(result), None

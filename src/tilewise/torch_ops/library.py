@@ -11,7 +11,8 @@ from torch import Tensor
 from tilewise.torch_ops.theirs import PLAIN
 
 _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many modes see every call."""
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 """The innermost transform of torch.func, or None."""
@@ -19,7 +20,7 @@ transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 
 def is_watched() -> bool:
     """Whether calls are cast, recorded, transformed or traced."""
-    return _is_autocast() or _modes() > 0 or _tracing() is not None or transform() is not None
+    return _is_autocast() or modes() > 0 or _tracing() is not None or transform() is not None
 
 
 LIBRARY: Any = torch.library.Library("tilewise", "DEF")  # type: ignore[no-untyped-call]
