@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """What a call costs in Python before the GPU has work: remembered calls beside raw launches.
 
-usage: python benchmarks/dispatch_overhead.py [--dtype bf16] [--calls 400] [--json]
+usage: python benchmarks/dispatch_overhead.py [--dtype bf16] [--rounds 200] [--json]
 
-Every row is the median time until a call returns, with the queue kept short so that none waits
-for the GPU. `launch` starts the same compiled Triton kernel with everything fixed, `execute` is
-`plan.execute`, `empty` is torch.empty for the result; `added_us` is what tw.matmul takes over
-`launch`. One row for each family of kernel on one small problem, one for the shipped choice.
+Every figure is the time until a call returns, with the queue kept short so that none waits for the
+GPU. `launch` starts the same compiled Triton kernel with everything fixed, `execute` is
+`plan.execute`, `empty` is torch.empty for the result. Hosts change speed within seconds, so all
+calls take turns in small blocks: a figure is the median over rounds of a block's median, and
+`added_us` is the median over rounds of what tw.matmul took over `launch` in the same round;
+`added_slow_us` is its 90th percentile. One row for each family of kernel on one small problem, one
+for the shipped choice.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import tilewise as tw
+from tilewise.core.kernel import Kernel
 from tilewise.dispatch import default_dispatcher
-from tilewise.dispatch.remembered import CALLS
+from tilewise.engines.contract import Plan
 from tilewise.engines.device import detect
 from tilewise.errors import TilewiseError
 from tilewise.ops.gemm.problem import GemmProblem
@@ -28,26 +32,33 @@ from tilewise.ops.gemm.problem import GemmProblem
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SIZE = (16, 512, 2048)
 """Small enough for a kernel to finish while Python prepares the next; every family can serve."""
-BATCH = 20
-"""Calls between two synchronisations."""
+BLOCK = 9
+"""Calls between two synchronisations, few enough for the queue."""
 
 
-def cost_us(call: Callable[[], Any], calls: int, synchronize: Callable[[], None]) -> float:
-    """The median time of one call."""
-    times = []
-    for _ in range(3):
-        call()
-    for _ in range(max(1, calls // BATCH)):
-        synchronize()
-        for _ in range(BATCH):
-            start = time.perf_counter_ns()
+def take_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, synchronize: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Microseconds of each call, one figure a round: the median of a small block."""
+    for call in calls.values():
+        for _ in range(3):
             call()
-            times.append(time.perf_counter_ns() - start)
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            synchronize()
+            call()  # the first after a wait is slow
+            times = []
+            for _ in range(BLOCK):
+                start = time.perf_counter_ns()
+                call()
+                times.append(time.perf_counter_ns() - start)
+            found[name].append(median(times) / 1e3)
     synchronize()
-    return median(times) / 1e3
+    return found
 
 
-def rows(dtype: str, calls: int) -> list[dict[str, Any]]:
+def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
     import torch
 
     arch = detect("gpu")
@@ -59,29 +70,29 @@ def rows(dtype: str, calls: int) -> list[dict[str, Any]]:
     problem = GemmProblem(m=m, n=n, k=k, dtype=dtype, layout="rcr")
     registry = default_dispatcher("gemm", arch).registry
     ranking = registry.select(problem).ranking
-    chosen = {"selected": None}
+    chosen: dict[str, Kernel | None] = {"selected": None}
     for ranked in ranking:
         kernel = ranked.kernel
         family = getattr(kernel, "family", "vendor")
         is_split = getattr(kernel, "split_k", 1) > 1
         chosen.setdefault(f"{family} split" if is_split else family, kernel)
 
-    def timed(call: Callable[[], Any]) -> float:
-        return cost_us(call, calls, torch.cuda.synchronize)
-
+    theirs = {
+        "torch_mm": lambda: torch.mm(a, b),
+        "torch_mm_out": lambda: torch.mm(a, b, out=out),
+        "torch_linear": lambda: torch.nn.functional.linear(a, weight, bias),
+        "empty": lambda: torch.empty((m, n), dtype=kind, device=a.device),
+    }
+    found = []
     with torch.no_grad():
-        common = {
-            "torch_mm_us": timed(lambda: torch.mm(a, b)),
-            "torch_mm_out_us": timed(lambda: torch.mm(a, b, out=out)),
-            "torch_linear_us": timed(lambda: torch.nn.functional.linear(a, weight, bias)),
-            "empty_us": timed(lambda: torch.empty((m, n), dtype=kind, device=a.device)),
-        }
-        found = []
         for name, kernel in chosen.items():
             if kernel is not None:
                 registry.declare(kernel, priority="high")  # so that tw.matmul takes this one
             try:
-                found.append(_row(name, problem, (a, b, weight, bias, out), timed) | common)
+                plan, choice = registry.dispatcher.plan(problem)
+                calls = _ours(plan, a, b, weight, bias, out) | theirs
+                took = take_turns(calls, rounds, torch.cuda.synchronize)
+                found.append({"name": name, "kernel": choice.kernel.name} | _row(took))
             except TilewiseError as error:
                 found.append({"name": name, "error": str(error).splitlines()[0]})
             finally:
@@ -90,28 +101,30 @@ def rows(dtype: str, calls: int) -> list[dict[str, Any]]:
     return found
 
 
-def _row(
-    name: str, problem: GemmProblem, tensors: tuple[Any, ...], timed: Callable[..., float]
-) -> dict[str, Any]:
-    a, b, weight, bias, out = tensors
-    plan, choice = default_dispatcher("gemm", detect("gpu")).plan(problem)
-    CALLS.forget()
-    row: dict[str, Any] = {"name": name, "kernel": choice.kernel.name}
-    launch = plan.bind([a, b], out)
-    row["launch_us"] = timed(launch)
-    row["execute_us"] = timed(lambda: plan.execute([a, b], out))
-    row["matmul_us"] = timed(lambda: tw.matmul(a, b))
-    row["linear_us"] = timed(lambda: tw.linear(a, weight, bias))
-    row["matmul_out_us"] = timed(lambda: tw.matmul(a, b, out=out))
-    row["execute_added_us"] = row["execute_us"] - row["launch_us"]
-    row["added_us"] = row["matmul_us"] - row["launch_us"]
+def _ours(plan: Plan, a: Any, b: Any, weight: Any, bias: Any, out: Any) -> dict[str, Any]:
+    return {
+        "launch": plan.bind([a, b], out),
+        "execute": lambda: plan.execute([a, b], out),
+        "matmul": lambda: tw.matmul(a, b),
+        "matmul_out": lambda: tw.matmul(a, b, out=out),
+        "linear": lambda: tw.linear(a, weight, bias),
+    }
+
+
+def _row(took: dict[str, list[float]]) -> dict[str, float]:
+    row = {f"{name}_us": median(times) for name, times in took.items()}
+    for name, call in (("added", "matmul"), ("execute_added", "execute")):
+        extra = [one - raw for one, raw in zip(took[call], took["launch"], strict=True)]
+        row[f"{name}_us"] = median(extra)
+        if len(extra) > 1:
+            row[f"{name}_slow_us"] = quantiles(extra, n=10)[-1]
     return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
-    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     import torch
@@ -119,7 +132,7 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; this measures launches on one")
-    found = rows(given.dtype, given.calls)
+    found = rows(given.dtype, given.rounds)
     good = [row for row in found if "error" not in row and "_vendor_" not in row["kernel"]]
     report = {
         "device": torch.cuda.get_device_name(),

@@ -42,6 +42,33 @@ def test_gradients_batches_and_out() -> None:
     assert close(out, a.detach(), b, 1e-2)
 
 
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_out_is_checked_and_written_every_time(m: int) -> None:
+    a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((m, 128), (128, 96)))
+    pool = torch.empty(m * 96 + m * 128, device="cuda", dtype=torch.bfloat16)
+    out, inside = pool[: m * 96].view(m, 96), pool[m * 96 - 8 :][: m * 128].view(m, 128)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        version = out._version
+        assert tw.matmul(a, b, out=out) is out
+        assert close(out, a, b, 1e-2)
+        assert out._version > version
+    with pytest.raises(TensorError, match="out shares memory with a"):
+        tw.matmul(inside, b, out=out)
+
+
+def test_remembered_calls_see_autocast_modes_and_gradients() -> None:
+    a, b = (torch.randn(s, device="cuda") for s in ((32, 64), (64, 48)))
+    leaf = torch.nn.Parameter(b.clone())
+    with torch.no_grad():
+        for _ in range(2):
+            assert tw.matmul(a, b).dtype == torch.float32
+            assert not tw.matmul(a, leaf).requires_grad
+    with torch.autocast("cuda", torch.bfloat16):
+        assert tw.matmul(a, b).dtype == torch.bfloat16
+    assert tw.matmul(a, leaf).requires_grad
+
+
 def test_tensors_of_two_devices_are_refused() -> None:
     a = torch.randn(4, 4, device="cuda")
     with pytest.raises(TensorError, match="move them to one device"):
