@@ -20,7 +20,7 @@ from tilewise.core.forest import from_lightgbm
 from tilewise.core.model import load_model
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
-from tilewise.learn.cross import cross_validate, hard_weight, mined
+from tilewise.learn.cross import SEEN, cross_validate, hard_weight, mined
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.evaluate import evaluate
 from tilewise.learn.fit import Trainer
@@ -48,6 +48,31 @@ def test_folds_hold_whole_problems_and_forget_the_order(small_data: Dataset) -> 
     assert (folds(problems, 5, seed=4) != fold).any()
     with pytest.raises(InputError, match="folds of"):
         folds(problems[:3], 5)
+
+
+def test_problems_measured_in_part_teach_and_judge_nothing(small_data: Dataset) -> None:
+    labels = [{"top": 4} if i % 2 else {} for i in range(len(small_data.problems))]
+    data = replace(small_data, labels=tuple(labels))
+    cross = cross_validate(Trainer(data), Params(trees=5, leaves=4), count=3)
+    assert ((cross.fold == SEEN) == ~data.is_whole).all()
+    assert set(judge(data, cross.score).problems.tolist()) == set(np.flatnonzero(data.is_whole))
+    alone = replace(data, labels=tuple({"top": 4} for _ in labels))
+    with pytest.raises(InputError, match="without --top"):
+        cross_validate(Trainer(alone), Params(trees=5, leaves=4), count=3)
+
+
+def test_levels_follow_the_fast_kernels(small_data: Dataset) -> None:
+    """What is measured of a problem beside its fast kernels hardly moves its centre."""
+    trainer = Trainer(small_data)
+    near = small_data.is_ok & (trainer.behind_best(small_data.is_ok) > -1)
+    moved = [
+        abs(
+            trainer.centres(trainer.log_time, small_data.is_ok, centre)
+            - trainer.centres(trainer.log_time, near, centre)
+        ).mean()
+        for centre in (0.0, 4.0)
+    ]
+    assert moved[1] < 0.3 * moved[0]
 
 
 def test_the_third_split_is_apart(small_data: Dataset) -> None:

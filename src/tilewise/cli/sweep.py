@@ -143,6 +143,7 @@ def sweep(
     if top and recording:
         raise InputError("--top chooses what to measure; a --replay holds what was measured")
     why_unusable = recording.why_unusable if recording else None
+    tried = {"top": top} if top else {}
     if top:
         from tilewise.selection.shortlist import Shortlist
 
@@ -154,7 +155,7 @@ def sweep(
             options=Options(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),
-            labels=[json.dumps(labels, default=str) for labels in found.labels],
+            labels=[json.dumps({**labels, **tried}, default=str) for labels in found.labels],
             why_unusable=why_unusable,
             on_event=on_event,
         )

@@ -20,15 +20,14 @@ _MIN_FAILURES = 20
 def level(
     trainer: Trainer, train: Mask, params: Params, start: Start | None = None
 ) -> tuple[Forest, str]:
-    """What turns scores into times: per problem, the mean of log2 time plus score."""
+    """What turns scores into times: per problem, the centre of log2 time plus score."""
     import lightgbm
 
     data, names = trainer.data, trainer.problem_names
     ok = train & data.is_ok
     times = trainer.calibrated(ok, start)[1] if params.has_base else np.ones(len(ok))
     count = np.bincount(data.problem_index, ok, len(data.problems))
-    gap = np.where(ok, trainer.log_time - log2(times), 0.0)
-    mean = np.bincount(data.problem_index, gap, len(count)) / np.maximum(count, 1)
+    mean = trainer.centres(trainer.log_time - log2(times), ok, params.centre)
     first = np.unique(data.problem_index, return_index=True)[1]
     place = {name: i for i, name in enumerate(trainer.static_names)}
     matrix = trainer.static[first][:, [place[n] for n in names]]

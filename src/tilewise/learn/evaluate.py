@@ -63,7 +63,7 @@ def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
     score, time_us = model_scores(model, data)
     trained, held = _out_of_fold(path)
     is_trained = np.array([p.key in trained for p in data.problems])
-    rows = np.ones(len(data), bool)
+    rows = data.is_whole[data.problem_index]
     for row, (p, k) in enumerate(zip(data.problem_index, data.kernel_index, strict=True)):
         if is_trained[p]:
             found = held.get((data.problems[p].key, data.kernels[k].name))
@@ -130,11 +130,12 @@ def leave_one_out(
             f"all problems have the same {label!r} ({names[0]!r}); nothing to leave out"
         )
     fold = np.array([names.index(g) for g in groups], np.int64)
+    is_whole = data.is_whole[data.problem_index]
     cross = cross_validate(Trainer(data), params or Params(), fold=fold, progress=progress)
     plain = -analytic_us(data)
     found: dict[str, Any] = {"all": summary(judge(data, cross.score))}
     for number, name in enumerate(names):
-        rows = (fold == number)[data.problem_index]
+        rows = (fold == number)[data.problem_index] & is_whole
         found[name] = summary(judge(data, cross.score, rows))
         found[name]["analytic_mean"] = summary(judge(data, plain, rows)).get("mean")
     return found

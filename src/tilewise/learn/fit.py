@@ -82,12 +82,17 @@ class Trainer:
         )
         return np.column_stack([self.static, *found.values()])
 
-    def centred(self, values: Array, rows: Mask) -> Array:
-        """Values minus their problem's mean over `rows`; rows outside are not meaningful."""
-        index = self.data.problem_index
-        count = np.bincount(index, rows, len(self.data.problems))
-        total = np.bincount(index, np.where(rows, values, 0.0), len(self.data.problems))
-        return values - (total / np.maximum(count, 1))[index]
+    def centres(self, values: Array, rows: Mask, centre: float) -> Array:
+        """Per problem, the mean of values over `rows`, fast ones counting more; else 0."""
+        index, problems = self.data.problem_index, len(self.data.problems)
+        weight = np.where(rows, np.exp2(centre * self.behind_best(rows)), 0.0)
+        count = np.bincount(index, weight, problems)
+        total = np.bincount(index, np.where(rows, weight * values, 0.0), problems)
+        return total / np.where(count > 0, count, 1.0)
+
+    def centred(self, values: Array, rows: Mask, centre: float = 0.0) -> Array:
+        """Values minus their problem's centre; rows outside are not meaningful."""
+        return values - self.centres(values, rows, centre)[self.data.problem_index]
 
     def calibrated(self, train: Mask, start: Start | None = None) -> tuple[Calibration, Array]:
         """The calibration of `train`, and times of all rows as if their problem was not in it.
@@ -165,9 +170,10 @@ class Trainer:
         return held_out(self.data.problems, index, seed=params.seed)
 
     def _lesson(self, ok: Mask, times: Array, params: Params, weight: Array | None) -> Lesson:
-        target = self.centred(-self.log_time, ok)
+        gain = -self.log_time
         if params.has_base:
-            target = target - self.centred(-log2(times), ok)
+            gain = gain + log2(times)
+        target = self.centred(gain, ok, params.centre)
         behind = self.behind_best(ok)
         counts = self._rarity(ok) ** params.balance
         counts = counts if weight is None else counts * weight

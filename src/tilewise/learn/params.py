@@ -31,6 +31,9 @@ class Params:
     """The most features a ranking may use, those with the largest gains; 0 stands for all."""
     focus: float = 2.0
     """How much more the fast kernels of a problem count than the slow ones."""
+    centre: float = 4.0
+    """How much more the fast kernels of a problem count when its level is taken out of its times.
+    The slow ones differ from problem to problem, and are missing where few were measured."""
     balance: float = 0.0
     """How far rare families of kernels count as much as common ones: 0 not at all, 1 wholly."""
     hard_rounds: int = 0

@@ -108,7 +108,7 @@ def _left_out(
     for number in np.unique(region):
         test = (region == number)[data.problem_index]
         score[test] = trainer.score(trainer.fit(~test, light))[test]
-    outcome = judge(data, score)
+    outcome = judge(data, score)  # of problems that were measured as a whole
     efficiency = np.full(len(data.problems), np.nan)
     efficiency[outcome.problems] = outcome.efficiency
     return nearest_outside(points, region), efficiency

@@ -33,8 +33,11 @@ class Outcome:
 
 
 def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) -> Outcome:
-    """Ranks every problem's measured kernels by `score` and looks what became of it."""
-    use = np.ones(len(data), bool) if rows is None else rows
+    """Ranks the measured kernels of problems by `score` and looks what became of it.
+
+    Without `rows` every problem is judged that was measured as a whole.
+    """
+    use = data.is_whole[data.problem_index] if rows is None else rows
     chosen_rows = np.flatnonzero(use)
     order = chosen_rows[
         np.lexsort((chosen_rows, -score[chosen_rows], data.problem_index[chosen_rows]))
