@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tilewise.cli import data as data_cli
@@ -242,6 +246,78 @@ def test_the_order_of_merged_stores_does_not_matter(tmp_path: Path) -> None:
         found.append(rows)
     assert found[0] == found[1]
     assert check(tmp_path / "b").is_sound
+
+
+RUNS = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(1, 2),  # the problem
+            st.integers(0, 4),  # when
+            st.sampled_from([("ok", 10.0), ("ok", 30.0), ("crash", None), ("wrong_result", 5.0)]),
+        ),
+        max_size=4,
+    ),
+    min_size=3,
+    max_size=3,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(RUNS, st.permutations(range(3)))
+def test_the_union_does_not_depend_on_order_or_grouping(
+    runs: list[list[tuple[int, int, tuple[str, float | None]]]], order: list[int]
+) -> None:
+    """(a + b) + c, a + (b + c), all at once, and in any order."""
+    with TemporaryDirectory() as folder:
+        stores = [Path(folder) / f"run{at}" for at in range(3)]
+        for at, (store, found) in enumerate(zip(stores, runs, strict=True)):
+            attempts: Counter[int] = Counter()
+            rows = []
+            for m, when, (status, us) in sorted(found, key=lambda r: r[1]):
+                values = {"status": status, "time_us": us, "attempt": attempts[m]}
+                rows.append(row(m, run_id=f"{at}", measured_at=float(when), **values))
+                attempts[m] += 1
+            write_rows(store, rows)
+        a, b, c = (stores[at] for at in order)
+        together, left, right, pair = (Path(folder) / name for name in "tlrp")
+        merge(together, stores)
+        merge(left, [a, b])
+        merge(left, [c])
+        merge(pair, [b, c])
+        merge(right, [pair, a, b])
+        assert kept(together) == kept(left) == kept(right)
+        assert all(merge(left, [s]).added == 0 for s in (a, b, c, right))
+        assert kept(left) == kept(together)
+        assert "duplicate" not in {finding.kind for finding in check(left).findings}
+
+
+def kept(store: Path) -> tuple[set[Measurement], set[Measurement]]:
+    """All rows of a store, and those that hold."""
+    found = Store(store)
+    return set(found.measurements(latest=False)), set(found.measurements())
+
+
+def test_an_older_row_does_not_replace_the_verdict_of_a_newer_one(tmp_path: Path) -> None:
+    for name, when in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        write_rows(tmp_path / name, [row(1, run_id=name, measured_at=when, time_us=when)])
+    merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
+    merged = merge(tmp_path / "all", [tmp_path / "c"])
+    assert (merged.rows, merged.added, merged.repeated) == (3, 1, 1)
+    assert [r.time_us for r in Store(tmp_path / "all").measurements()] == [3.0]
+
+
+def test_a_row_that_a_sweep_is_writing_is_not_renumbered(tmp_path: Path) -> None:
+    store, old = tmp_path / "store", tmp_path / "old"
+    store.mkdir()
+    journal = Journal(store / "run-00000.journal")
+    journal.append([row(1, measured_at=2.0)])
+    write_rows(tmp_path / "other", [row(2)])
+    write_rows(old, [row(1, run_id="old", measured_at=1.0)])
+    assert merge(store, [tmp_path / "other"]).rows == 2
+    with pytest.raises(InputError, match="merge when it has ended"):
+        merge(store, [old])
+    assert len(list(Store(store).measurements(latest=False))) == 2
+    journal.file.remove()
 
 
 def test_a_refused_merge_leaves_no_store_behind(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
 from tilewise.errors import InputError
-from tilewise.sweep.store import Store, write_rows
+from tilewise.sweep.journal import read_journal
+from tilewise.sweep.schema import from_table, to_table
+from tilewise.sweep.store import Store, read_shard, write_rows, write_shard
 
 APART = 0.25
 """Times of one key further apart than this, relatively, contradict each other."""
@@ -54,62 +57,85 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     """Adds the rows of `sources` to the store `target`, made if needed.
 
     Nothing is dropped: where several have measured a key, their rows become attempts in the order
-    of their time, whatever the order of `sources`, and of all attempts the last verdict holds.
-    Merging the same stores again changes nothing.
+    of their time, and of all attempts the last verdict holds. The union is the same whatever the
+    order of `sources`, and in however many merges it is made: shards of the target whose rows make
+    room for older ones are written anew. Merging the same stores again changes nothing.
     """
     stores = [Store(source) for source in sources]
     for store in stores:
         if store.path.resolve() == Path(target).resolve():
             raise InputError(f"{store.path} cannot be merged into itself")
     incoming = [row for store in stores for row in store.measurements(latest=False)]
-    result = Merged()
-    held: dict[str, list[Measurement]] = {}
     # Made only now: sources that cannot be read leave no empty store behind.
-    for row in Store(target, create=True).measurements(latest=False):
-        held.setdefault(row.key, []).append(row)
-        result.rows += 1
-    added = []
-    for row in sorted(incoming, key=lambda r: (r.key, *_when(r), r.status, r.time_us or 0.0)):
-        kept = _place(row, held.setdefault(row.key, []), result)
-        if kept is not None:
-            added.append(kept)
+    home = Store(target, create=True)
+    home.recover()
+    shards = {path: list(from_table(read_shard(path))) for path in home.shards()}
+    under_way = [row for path in home.journals() for row in read_journal(path).rows]
+    held = {_bare(row) for row in (*chain.from_iterable(shards.values()), *under_way)}
+    attempts = _attempts([*chain.from_iterable(shards.values()), *under_way, *incoming])
+    if any(attempts[_bare(row)] != row.attempt for row in under_way):
+        raise InputError(
+            f"a sweep is writing rows to {target} that older ones must come before; "
+            "merge when it has ended"
+        )
+    added = [_as(row, at) for row, at in attempts.items() if row not in held]
+    # Should this be cut short, every row is still there: the same merge again puts them in order.
+    for path, rows in shards.items():
+        numbered = list(dict.fromkeys(_as(r, attempts[_bare(r)]) for r in rows))
+        if numbered != rows:
+            write_shard(path, to_table(numbered))
     write_rows(target, added)
-    result.added = len(added)
-    result.rows += len(added)
+    result = Merged(rows=len(held) + len(added), added=len(added))
+    result.known = len(incoming) - len(added)
+    _compare(attempts, held, result)
     return result
 
 
-def _place(row: Measurement, others: list[Measurement], result: Merged) -> Measurement | None:
-    """The row as it is added, or None where it is there; it joins `others`."""
-    if any(_is_same(row, other) for other in others):
-        result.known += 1
-        return None
-    foreign = [other for other in others if other.run_id != row.run_id]
-    if foreign:
-        result.repeated += 1
-        what = why_in_conflict(row, foreign[-1])
-        if what is not None:
-            result.conflicts.append(Conflict(kernel=row.kernel, problem=row.problem, what=what))
-    kept = replace(row, attempt=_attempt(row, others))
-    others.append(kept)
-    return kept
+def _bare(row: Measurement) -> Measurement:
+    """The measurement itself, whatever attempt it counts as."""
+    return _as(row, 0)
 
 
-def _attempt(row: Measurement, others: Sequence[Measurement]) -> int:
-    """The row's number: after all that is older, and before all that is newer if there is room."""
-    later = [other.attempt for other in others if _when(other) > _when(row)]
-    earlier = [other.attempt for other in others if _when(other) <= _when(row)]
-    wanted = max([row.attempt, *(attempt + 1 for attempt in earlier)])
-    return wanted if not later or wanted < min(later) else max(*later, *earlier, wanted - 1) + 1
+def _as(row: Measurement, attempt: int) -> Measurement:
+    return row if row.attempt == attempt else replace(row, attempt=attempt)
 
 
-def _when(row: Measurement) -> tuple[float, str, int]:
-    return row.measured_at, row.run_id, row.attempt
+def _attempts(rows: Iterable[Measurement]) -> dict[Measurement, int]:
+    """Every measurement once, with its place among those of its key: key by key, in order of time.
+
+    What was measured at one time in one run, as all that is imported was, keeps its order.
+    """
+    by_key: dict[str, dict[Measurement, Measurement]] = {}
+    for row in rows:
+        by_key.setdefault(row.key, {}).setdefault(_bare(row), row)
+    attempts = {}
+    for found in by_key.values():
+        order = sorted(found, key=lambda bare: _order(found[bare])) if len(found) > 1 else found
+        attempts.update({bare: at for at, bare in enumerate(order)})
+    return attempts
 
 
-def _is_same(row: Measurement, other: Measurement) -> bool:
-    """Whether both are one measurement, whatever attempt it counts as."""
-    return replace(row, attempt=0) == replace(other, attempt=0)
+def _order(row: Measurement) -> tuple[Any, ...]:
+    return row.measured_at, row.run_id, row.attempt, repr(row)
+
+
+def _compare(attempts: Mapping[Measurement, int], held: Set[Measurement], result: Merged) -> None:
+    """Counts what measures a known key again, and tells where it contradicts another run."""
+    by_key: dict[str, list[Measurement]] = {}
+    for row in attempts:
+        by_key.setdefault(row.key, []).append(row)
+    for rows in by_key.values():
+        for at, row in enumerate(rows):
+            if len(rows) == 1 or row in held:
+                continue
+            before = [other for other in rows[:at] if other.run_id != row.run_id]
+            after = [o for o in rows[at:] if o.run_id != row.run_id and o in held]
+            if not before and not after:
+                continue
+            result.repeated += 1
+            what = why_in_conflict(row, before[-1] if before else after[0])
+            if what is not None:
+                result.conflicts.append(Conflict(kernel=row.kernel, problem=row.problem, what=what))
 
 
 def why_in_conflict(row: Measurement, other: Measurement) -> str | None:
