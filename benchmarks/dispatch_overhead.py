@@ -72,10 +72,9 @@ def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
     ranking = registry.select(problem).ranking
     chosen: dict[str, Kernel | None] = {"selected": None}
     for ranked in ranking:
-        kernel = ranked.kernel
-        family = getattr(kernel, "family", "vendor")
-        is_split = getattr(kernel, "split_k", 1) > 1
-        chosen.setdefault(f"{family} split" if is_split else family, kernel)
+        family = getattr(ranked.kernel, "family", "vendor")
+        is_split = getattr(ranked.kernel, "split_k", 1) > 1
+        chosen.setdefault(f"{family} split" if is_split else family, ranked.kernel)
 
     theirs = {
         "torch_mm": lambda: torch.mm(a, b),

@@ -56,6 +56,12 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
         raise TensorError(f"activation is {activation!r}; arrays take 'relu', tensors more")
     result = matmul(x, weight.T)
     if bias is not None:
+        of = view(bias)
+        if is_torch(bias) or of.shape != result.shape[-1:] or bias.dtype != result.dtype:
+            raise TensorError(
+                f"bias is {of.dtype} of shape {of.shape}; pass an array of {result.dtype} and "
+                f"shape {result.shape[-1:]}"
+            )
         result += bias
     return np.maximum(result, 0, out=result) if activation == "relu" else result
 

@@ -1,0 +1,240 @@
+"""PyTorch operators: gradients, opcheck, torch.compile, modes, the one-line switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tilewise as tw
+from tilewise.engines.toolchain import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+OPS = torch.ops.tilewise
+close = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def gradients(function: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The result and the gradient of each tensor, under an uneven gradient of the result."""
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    out = function(*leaves)
+    weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
+    out.backward(weights)
+    return [out.detach(), *[t.grad for t in leaves]]  # type: ignore[misc]
+
+
+LAYER = ([2, 1], [1, 0], [1, 2], 2, False)
+
+
+def operators() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    x, w = leaf(2, 4, 9, 8), leaf(6, 2, 3, 2)
+    dy = leaf(2, 6, 5, 6)
+    return {
+        "matmul": (OPS.matmul.default, (leaf(5, 7), leaf(7, 6), False)),
+        "batched matmul": (OPS.matmul.default, (leaf(3, 5, 7), leaf(3, 7, 6), False)),
+        "linear": (OPS.linear.default, (leaf(2, 5, 7), leaf(6, 7), leaf(6), "none")),
+        "activated": (OPS.linear.default, (leaf(5, 7), leaf(6, 7), None, "gelu")),
+        "convolution": (OPS.convolution.default, (x, w, leaf(6), *LAYER)),
+        "channels last": (
+            OPS.convolution.default,
+            (x.detach().to(memory_format=torch.channels_last), w, None, *LAYER),
+        ),
+        "input gradient": (OPS.conv_input_gradient.default, ([2, 4, 9, 8], w, dy, *LAYER)),
+        "weight gradient": (OPS.conv_weight_gradient.default, (x, [6, 2, 3, 2], dy, *LAYER)),
+        "scaled": (
+            OPS.scaled_matmul.default,
+            (
+                torch.randn(4, 16).to(torch.float8_e4m3fn),
+                torch.randn(8, 16).to(torch.float8_e4m3fn).t(),
+                *(torch.tensor(2.0), torch.tensor(0.5), None, torch.bfloat16),
+            ),
+        ),
+    }
+
+
+def test_operators_exist() -> None:
+    tw.matmul(torch.ones(1, 1), torch.ones(1, 1))
+    assert {op for op, _ in operators().values()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("matmul", "batched matmul", "linear", "activated", "convolution", "channels last"),
+        *("input gradient", "weight gradient", "scaled"),
+    ],
+)
+def test_operators_pass_opcheck(name: str) -> None:
+    op, args = operators()[name]
+    tests = ["test_faketensor", "test_aot_dispatch_dynamic"]
+    if name != "scaled":  # PyTorch's schema check compares operands, which it cannot in fp8
+        tests += ["test_schema", "test_autograd_registration"]
+    torch.library.opcheck(op, args, test_utils=tests)
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul", "linear", "activated", "convolution", "input gradient", "weight gradient"]
+)
+def test_gradients_of_gradients(name: str) -> None:
+    """In float64, where PyTorch computes the values and the formulas are tilewise's."""
+    op, args = operators()[name]
+    wide = [
+        a.detach().double().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args
+    ]
+    assert torch.autograd.gradcheck(op, wide, fast_mode=True)
+    assert torch.autograd.gradgradcheck(op, wide, fast_mode=True)
+
+
+def network(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    hidden = tw.linear(tw.matmul(x, w), w, bias, activation="gelu")
+    pixels = tw.conv2d(hidden.reshape(2, 2, 4, 4), f, bias[:3], padding=1)
+    return tw.matmul(pixels.flatten(1), pixels.flatten(1).mT).sum(-1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_graph_breaks(backend: str, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    tensors = (leaf(8, 8), leaf(8, 8), leaf(8), leaf(3, 2, 3, 3))
+    compiled = torch.compile(network, backend=backend, fullgraph=True, dynamic=dynamic)
+    for ours, eager in zip(
+        gradients(compiled, *tensors), gradients(network, *tensors), strict=True
+    ):
+        close(ours, eager)
+    with torch.no_grad():
+        close(compiled(*tensors), network(*tensors))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert compiled(*tensors).dtype == torch.bfloat16
+
+
+def test_compiled_graphs_hold_the_operators() -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    x = torch.randn(4, 4)
+    torch.compile(lambda a: tw.matmul(a, a), backend=backend, fullgraph=True)(x)
+    assert "tilewise.matmul.default" in seen
+
+
+def test_modes_see_the_operators_and_transforms_pytorchs() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    with Spy():
+        tw.matmul(a, b)
+        tw.linear(a, b.t())
+    assert seen[0] == "tilewise.matmul.default"
+    assert "tilewise.linear.default" in seen
+    ours = torch.func.grad(lambda x: tw.matmul(x, b).square().sum())(a)
+    close(ours, torch.func.grad(lambda x: torch.matmul(x, b).square().sum())(a))
+    batch = torch.randn(6, 3, 4)
+    close(torch.vmap(lambda x: tw.matmul(x, b))(batch), batch @ b)
+    close(torch.vmap(lambda x: tw.linear(x, b.t()))(batch), batch @ b)
+
+
+def test_deterministic_algorithms_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.dispatch.dispatcher import Dispatcher
+
+    asked = []
+    plan = Dispatcher.plan
+
+    def spy(self: Any, problem: Any, **options: Any) -> Any:
+        asked.append(options["deterministic"])
+        return plan(self, problem, **options)
+
+    monkeypatch.setattr(Dispatcher, "plan", spy)
+    a = torch.randn(31, 37)
+    torch.use_deterministic_algorithms(True)
+    try:
+        tw.matmul(a, a.t())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tw.matmul(a, a.t())
+    assert asked[0] is True
+    assert asked[-1] is False
+
+
+class Block(torch.nn.Module):
+    """Attention and a small convolutional stem, as models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 16, 3, stride=2, padding=1, padding_mode="reflect")
+        self.depth = torch.nn.Conv2d(16, 16, 3, padding="same", groups=16)
+        self.along = torch.nn.Conv1d(16, 16, 3, padding=1, bias=False)
+        self.norm = torch.nn.LayerNorm(16)
+        self.parts = torch.nn.Linear(16, 48, bias=False)
+        self.out = torch.nn.Linear(16, 16)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.along(self.depth(self.stem(image)).flatten(2)).transpose(1, 2)
+        q, k, v = self.parts(self.norm(x)).unflatten(-1, (2, 24)).transpose(1, 2).chunk(3, -1)
+        x = x + self.out(
+            functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
+        return (x + self.mlp(x)).mean(1)
+
+
+def test_one_line_switches_a_model() -> None:
+    model, image = Block(), torch.randn(2, 3, 8, 8)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model(image)
+    expected.square().sum().backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    seen = []
+    model.out.register_forward_hook(lambda *_: seen.append("hook"))
+    assert tw.patch(model) is model
+    names = [node.name() for node in graph_of(model(image).grad_fn)]
+    assert any("tilewise_linear" in name for name in names)
+    assert any("tilewise_convolution" in name for name in names)
+    ours = model(image)
+    close(ours, expected)
+    ours.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-4)
+    assert seen
+    assert isinstance(model.out, torch.nn.Linear)
+    model.load_state_dict(state)
+    torch._dynamo.reset()
+    close(torch.compile(model, backend="aot_eager", fullgraph=True)(image), expected)
+    tw.unpatch(model)
+    assert type(model.out) is torch.nn.Linear
+    assert type(model.stem) is torch.nn.Conv2d
+
+
+def graph_of(node: Any) -> list[Any]:
+    """Every node of the backward graph from here on."""
+    found, todo = {node}, [node]
+    while todo:
+        for other, _ in todo.pop().next_functions:
+            if other is not None and other not in found:
+                found.add(other)
+                todo.append(other)
+    return list(found)

@@ -1,0 +1,222 @@
+"""Products of PyTorch tensors: any dimensions and strides, layers, scales, autocast, fallbacks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import tilewise as tw
+from tilewise.engines.toolchain import find_compiler
+from tilewise.errors import TensorError
+from tilewise.torch_ops import theirs
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+close = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def gradients(function: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The result and the gradient of each tensor, under an uneven gradient of the result."""
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    out = function(*leaves)
+    weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
+    out.backward(weights)
+    return [out.detach(), *[t.grad for t in leaves]]  # type: ignore[misc]
+
+
+SHAPES = {
+    "matrices": ((5, 7), (7, 6)),
+    "dot": ((7,), (7,)),
+    "row": ((7,), (7, 6)),
+    "column": ((5, 7), (7,)),
+    "batch": ((3, 5, 7), (3, 7, 6)),
+    "batch of one": ((1, 5, 7), (1, 7, 6)),
+    "shared right": ((2, 3, 5, 7), (7, 6)),
+    "shared left": ((5, 7), (3, 7, 6)),
+    "broadcast": ((2, 1, 5, 7), (3, 7, 6)),
+    "vector by batch": ((7,), (3, 7, 6)),
+    "batch by vector": ((2, 3, 5, 7), (7,)),
+    "no rows": ((0, 7), (7, 6)),
+    "no depth": ((5, 0), (0, 6)),
+    "no batch": ((0, 5, 7), (0, 7, 6)),
+}
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES.values(), ids=SHAPES)
+def test_matmul_is_pytorchs_for_any_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    x, y = torch.randn(a), torch.randn(b)
+    close(tw.matmul(x, y), torch.matmul(x, y))
+    assert tw.matmul(x.numpy(), y.numpy()).shape == torch.matmul(x, y).shape
+    for ours, theirs_ in zip(
+        gradients(tw.matmul, x, y), gradients(torch.matmul, x, y), strict=True
+    ):
+        close(ours, theirs_)
+
+
+def test_any_strides_the_first_time_and_remembered() -> None:
+    wide = torch.randn(40, 60)
+    views = {
+        "plain": wide[:12, :16],
+        "transposed": wide.t()[:12, :16],
+        "strided": wide[:24:2, :48:3],
+        "shifted": wide[1:13, 1:17],
+        "expanded": wide[:1, :16].expand(12, 16),
+        "constant": wide[:1, :1].expand(12, 16),
+        "odd pitch": torch.randn(12, 17)[:, :16],
+        "unfolded": torch.randn(27).unfold(0, 16, 1),
+    }
+    right = torch.randn(16, 9)
+    for left in views.values():
+        for _ in range(3):
+            close(tw.matmul(left, right), left @ right)
+            close(tw.matmul(right.t(), left.t()), right.t() @ left.t())
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3), (2, 3, 4), (0,)])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_linear_is_pytorchs(lead: tuple[int, ...], activation: str | None) -> None:
+    x, weight, bias = torch.randn(*lead, 12), torch.randn(9, 12), torch.randn(9)
+    after = getattr(functional, activation) if activation else lambda z: z
+    for given in ((x, weight), (x, weight, bias)):
+        for _ in range(2):
+            close(tw.linear(*given, activation=activation), after(functional.linear(*given)))
+        ours = gradients(lambda *t: tw.linear(*t, activation=activation), *given)
+        expected = gradients(lambda *t: after(functional.linear(*t)), *given)
+        for one, other in zip(ours, expected, strict=True):
+            close(one, other)
+
+
+def test_linear_takes_any_strides() -> None:
+    weight, bias = torch.randn(12, 9).t(), torch.randn(18)[::2]
+    for x in (torch.randn(4, 5, 24)[..., ::2], torch.randn(5, 4, 12).transpose(0, 1)):
+        for _ in range(2):
+            close(tw.linear(x, weight, bias), functional.linear(x, weight, bias))
+
+
+def test_linear_on_arrays() -> None:
+    x, weight, bias = torch.randn(2, 3, 12), torch.randn(9, 12), torch.randn(9)
+    ours = tw.linear(x.numpy(), weight.numpy(), bias.numpy(), activation="relu")
+    close(torch.from_numpy(ours), functional.relu(functional.linear(x, weight, bias)))
+    for wrong in (bias, bias.numpy()[:-1], bias.double().numpy(), bias.numpy()[None]):
+        with pytest.raises(TensorError, match="pass an array of float32"):
+            tw.linear(x.numpy(), weight.numpy(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((torch.zeros(2, 3), torch.zeros(4, 5)), "last size of x"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(3)), r"bias has shape \(3,\)"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3).half()), "convert one of them"),
+        ((torch.zeros(2, 3).double(), torch.zeros(4, 5).double()), "PyTorch says"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(1, 4)), r"bias has shape \(1, 4\)"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4).half()), "bias is torch.float16"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4).double()), "PyTorch says"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, device="meta")), "PyTorch says"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), np.zeros(4, np.float32)), "two libraries"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), [0.0] * 4), "list is not a tensor"),
+    ],
+)
+def test_wrong_layers_are_refused(given: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(TensorError, match=says):
+        tw.linear(*given)
+    with pytest.raises(TensorError, match="activation is 'tanh'"):
+        tw.linear(torch.zeros(2, 3), torch.zeros(4, 3), activation="tanh")
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "mixed"])
+def test_scaled_products_are_right(kind: torch.dtype, scaling: str) -> None:
+    a, b = torch.randn(20, 48).to(kind), torch.randn(24, 48).to(kind).t()
+    left = torch.rand(20, 1) + 0.5 if scaling != "tensor" else torch.tensor(0.5)
+    right = torch.rand(1, 24) + 0.5 if scaling == "row" else torch.tensor(3.0)
+    bias = torch.randn(24).bfloat16()
+    for _ in range(2):
+        for given in (None, bias):
+            out = tw.scaled_matmul(a, b, left, right, given)
+            assert out.dtype == torch.bfloat16
+            expected = (a.double() @ b.double()) * left * right
+            expected = expected + given if given is not None else expected
+            close(out, expected.bfloat16(), rtol=1e-2, atol=1e-2)
+    for wrong, says in (
+        ((a, b, torch.ones(3), right), "one factor or 20"),
+        ((a, b, left.double(), right), "pass float32"),
+        ((a.float(), b.float(), left, right), "float8_e4m3fn"),
+    ):
+        with pytest.raises(TensorError, match=says):
+            tw.scaled_matmul(*wrong)
+
+
+def test_unsupported_cases_go_to_pytorch_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    theirs._told.clear()
+    a, b = torch.randn(4, 5), torch.randn(5, 6)
+    cases = {
+        "operands of torch.float64": (a.double(), b.double()),
+        "operands of torch.complex64": (a.cfloat(), b.cfloat()),
+        "operands of torch.int64": (a.long(), b.long()),
+        "torch.sparse_coo tensors": (a.to_sparse(), b),
+        "tensors on meta": (a.to("meta"), b.to("meta")),
+        "tensors of type Odd": (a.as_subclass(Odd), b),
+    }
+    for why, (left, right) in cases.items():
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "tilewise"):
+            for _ in range(2):
+                out = tw.matmul(left, right)
+                if out.device.type != "meta":
+                    close(out.to_dense(), torch.matmul(left, right).to_dense())
+        assert [r.message for r in caplog.records] == [f"left to PyTorch: {why}"]
+
+
+class Odd(torch.Tensor):
+    """A subclass with a mind of its own."""
+
+
+def test_what_pytorch_refuses_too_is_a_tensor_error() -> None:
+    for a, b in (
+        (torch.ones(2, 3).double(), torch.ones(4, 5).double()),
+        (torch.ones(2, 3), torch.ones(3, 5).double()),
+        (torch.ones(2, 3).to_sparse(), torch.ones(4, 5)),
+        (torch.ones(2, 3), torch.ones(4, 5)),
+        (torch.ones(()), torch.ones(3)),
+    ):
+        with pytest.raises(TensorError):
+            tw.matmul(a, b)
+    with pytest.raises(TensorError, match="no gradient"):
+        x = torch.ones(2, 2, dtype=torch.float8_e4m3fn, requires_grad=True)
+        tw.matmul(x, torch.ones(2, 2, dtype=torch.float8_e4m3fn))
+    with pytest.raises(TensorError, match="cannot be differentiated"):
+        tw.matmul(leaf(2, 2), leaf(2, 2), out=torch.empty(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_pytorchs(dtype: torch.dtype) -> None:
+    x, w, bias = leaf(6, 8), leaf(5, 8), leaf(5)
+    image, filters = leaf(2, 4, 6, 6), leaf(3, 4, 3, 3)
+    with torch.autocast("cpu", dtype):
+        for ours, expected in (
+            (tw.matmul(x, w.t()), torch.matmul(x, w.t())),
+            (tw.matmul(x.detach(), w.detach().t()), torch.matmul(x, w.t())),
+            (tw.linear(x, w, bias), functional.linear(x, w, bias)),
+            (tw.conv2d(image, filters), functional.conv2d(image, filters)),
+        ):
+            assert ours.dtype == expected.dtype == dtype
+            close(ours, expected, rtol=2e-2, atol=2e-2, check_stride=False)
+        tw.linear(x, w, bias).float().sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+    assert tw.matmul(x, w.t()).dtype == torch.float32

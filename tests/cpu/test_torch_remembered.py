@@ -1,0 +1,200 @@
+"""Remembered calls: found again for tensors alike in all that decides them, and for no others."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import tilewise as tw
+from tilewise.dispatch.remembered import CALLS, Remembered
+from tilewise.engines.toolchain import find_compiler
+from tilewise.errors import TensorError
+from tilewise.settings import settings
+from tilewise.torch_ops import calls, guards
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+close = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_equal_shapes_at_other_addresses_and_values() -> None:
+    """What is remembered is the way, never the operands."""
+    for offset in (0, 1, 2, 5, 16):
+        flat = torch.randn(12 * 8 + 16)
+        a = flat[offset : offset + 96].view(12, 8)
+        b = torch.randn(8, 4)
+        close(tw.matmul(a, b), a @ b)
+
+
+def test_remembered_calls_know_what_decides_them() -> None:
+    a, b = torch.randn(24, 40), torch.randn(40, 32)
+    for left, right in (
+        (a, b),
+        (a.half(), b.half()),
+        (a.bfloat16(), b.bfloat16()),
+        (a.t().contiguous().t(), b),
+        (a.double(), b.double()),
+    ):
+        for _ in range(2):
+            out = tw.matmul(left, right)
+            assert out.dtype == left.dtype
+            close(out, left @ right)
+    neg = torch._neg_view(a)
+    close(tw.matmul(neg, b), -(a @ b))
+
+
+def test_remembered_calls_are_bounded_and_forgotten_when_stale() -> None:
+    few = Remembered(most=2)
+    for key in range(3):
+        few.keep(key, lambda: None, few.generation)
+    assert len(few) == 2
+    assert few.get(0) is None
+    stale = few.generation
+    few.forget()
+    few.keep(9, lambda: None, stale)
+    assert few.get(9) is None
+
+
+def test_declaring_kernels_and_new_settings_forget_calls() -> None:
+    a, b = torch.randn(21, 22), torch.randn(22, 23)
+    tw.matmul(a, b)
+    assert len(CALLS)
+    registry = tw.Registry("gemm", tw.detect("cpu"))
+    registry.declare(tw.select(tw.GemmProblem(m=8, n=8, k=8), arch=registry.arch).kernel)
+    assert not len(CALLS)
+    tw.matmul(a, b)
+    settings.cache_clear()
+    assert CALLS.get("anything") is None
+    assert not len(CALLS)
+    close(tw.matmul(a, b), a @ b)
+
+
+def test_arrays_are_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.dispatch import calls as array_calls
+
+    a, b = torch.randn(19, 28).numpy(), torch.randn(28, 11).numpy()
+    expected = tw.matmul(a, b)
+    monkeypatch.setattr(array_calls, "default_dispatcher", None)
+    assert (tw.matmul(a.copy(), b) == expected).all()
+    with pytest.raises(TypeError):
+        tw.matmul(a[:-1], b)
+
+
+def test_what_is_remembered_holds_no_tensor() -> None:
+    held = []
+    for array in (False, True):
+        a, b = torch.randn(20, 29), torch.randn(29, 12)
+        for left in (a, a.t().contiguous().t(), torch.randn(20, 58)[:, ::2]):
+            given = [left.numpy(), b.numpy()] if array else [left, b]
+            tw.matmul(*given)
+            held.append(weakref.ref(given[0]))
+            if not array:
+                tw.linear(left, b.t().contiguous())
+        del a, b, left, given
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)
+
+
+def test_a_remembered_call_does_not_select_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(19, 27), torch.randn(27, 11)
+    expected = tw.matmul(a, b)
+    monkeypatch.setattr(calls, "default_dispatcher", None)
+    monkeypatch.setattr(calls, "prepare", None)
+    close(tw.matmul(a, b), expected)
+    with pytest.raises(TypeError):
+        tw.matmul(a[:-1], b)  # the sabotage works: an unknown shape needs what is gone
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_remembered_calls_see_what_watches_them() -> None:
+    """One way is remembered; what differs in type, gradient, autocast or modes takes another."""
+    a, b = torch.randn(18, 26), torch.randn(26, 14)
+    weight = torch.nn.Parameter(b.t().contiguous())
+    with torch.no_grad():
+        for _ in range(2):
+            assert tw.matmul(a, weight.t()).dtype == torch.float32
+            assert tw.linear(a, weight).dtype == torch.float32
+            assert tw.matmul(a, b).dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert tw.matmul(a, b).dtype == torch.bfloat16
+            assert tw.linear(a, weight).dtype == torch.bfloat16
+    assert tw.matmul(a, weight.t()).requires_grad
+    assert tw.linear(a, weight).requires_grad
+    close(tw.matmul(torch._neg_view(a), b), -(a @ b))
+    batch = torch.randn(3, 18, 26)
+    close(torch.vmap(lambda x: tw.matmul(x, b))(batch), batch @ b)
+    traced = torch.jit.trace(lambda x: tw.matmul(x, b), (a,))
+    close(traced(2 * a), 2 * a @ b)
+
+
+def test_without_guards_calls_are_found_by_their_whole_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_Guards", None)
+    CALLS.forget()
+    a, b, out = torch.randn(17, 26), torch.randn(26, 13), torch.empty(17, 13)
+    for _ in range(2):
+        close(tw.matmul(a, b), a @ b)
+        close(tw.linear(a, b.t()), a @ b)
+        close(tw.matmul(a, b, out=out), a @ b)
+    assert len(CALLS) == 2
+
+
+def test_few_calls_lie_behind_one_small_key() -> None:
+    CALLS.forget()
+    wide = torch.randn(4 * guards.MOST, 40)
+    for step in range(1, guards.MOST + 4):
+        a = wide.as_strided((4, 8), (40 * step // 2, 1))
+        b = torch.randn(8, 8)
+        for _ in range(2):
+            close(tw.matmul(a, b), a @ b)
+    behind = [found for found in CALLS._calls.values() if isinstance(found, tuple)]
+    assert behind
+    assert max(map(len, behind)) <= guards.MOST
+
+
+def test_out_is_found_again_and_checked_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(19, 25), torch.randn(25, 12)
+    pool = torch.empty(19 * 12 + 19 * 25)
+    out = pool[: 19 * 12].view(19, 12)
+    tw.matmul(a, b, out=out)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "default_dispatcher", None)
+        version = out._version
+        assert tw.matmul(2 * a, b, out=out.zero_()) is out
+        close(out, 2 * a @ b)
+        assert out._version > version + 1
+        with pytest.raises(TypeError):
+            tw.matmul(a[:-1], b, out=out[:-1])  # the sabotage works
+    inside = pool[19 * 12 - 4 :][: 19 * 25].view(19, 25)  # alike but for where it lies
+    with pytest.raises(TensorError, match="out shares memory with a"):
+        tw.matmul(inside, b, out=out)
+    beside = pool[19 * 12 :].view(19, 25)
+    close(tw.matmul(beside.copy_(a), b, out=out), a @ b)
+    for wrong, says in (
+        (torch.empty(12, 19), "out has shape"),
+        (torch.empty(19, 12).half(), "out is fp16"),
+        (torch.empty(1, 12).expand(19, 12), "elements that share memory"),
+        (torch.empty(19, 12, requires_grad=True), "out requires a gradient"),
+    ):
+        with pytest.raises(TensorError, match=says):
+            tw.matmul(a, b, out=wrong)
+    column_major = torch.empty(12, 19).t()
+    for _ in range(2):
+        close(tw.matmul(a, b, out=column_major.zero_()), a @ b)
+
+
+def test_what_out_overwrites_is_no_good_for_gradients() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    out = torch.randn(4, 4)
+    loss = (x * out).sum()
+    for _ in range(2):
+        tw.matmul(x.detach(), x.detach(), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
