@@ -146,6 +146,17 @@ def test_readings_taken_alone_are_compared_with_those_taken_in_turn(small_data: 
         assert times(small_data, data, data.again_us) == [18.0, 17.0, None, None]
 
 
+def test_on_a_cpu_the_shortest_call_counts(small_data: Dataset) -> None:
+    """What disturbs a CPU slows it; on a GPU clocks rise and fall, and the median is taken."""
+    problem, kernel = small_data.problems[0], small_data.kernels[0]
+    for arch, expected in (("x86_avx2", 4.0), ("gfx950", 6.0)):
+        setting = Setting(arch=arch, device="d", toolchain="t", policy=Policy())
+        row = Measurement.of(problem, kernel, setting, status="ok", time_us=6.0, min_us=4.0)
+        assert from_measurements([row]).time_us.tolist() == [expected]
+        bare = replace(row, min_us=None)
+        assert from_measurements([bare]).time_us.tolist() == [6.0]
+
+
 def bands(*means: float) -> list[dict[str, Any]]:
     return [{"octaves": [i / 2, (i + 1) / 2], "mean": mean} for i, mean in enumerate(means)]
 

@@ -32,7 +32,7 @@ log = logging.getLogger("tilewise")
 _NEEDED = (
     *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
-    *("time_us", "spread_us", "repeats"),
+    *("time_us", "min_us", "spread_us", "repeats"),
 )
 
 
@@ -198,6 +198,10 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         rows = [r for r in rows if r[name] == counts[0][0]]
     if not isinstance(arch, Arch):
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
+    if arch.kind == "cpu":
+        # Whatever disturbs a CPU slows it, on machines shared with others by half and for seconds:
+        # the shortest of many calls is nearest to what a kernel takes.
+        rows = [{**r, "time_us": r["min_us"] or r["time_us"]} for r in rows]
     return _arrays(rows, only["op"], arch)
 
 
