@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tilewise as tw
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import tolerance
 from tilewise.dispatch import default_registry
 from tilewise.engines import get_engine
@@ -29,6 +30,7 @@ from tilewise.errors import (
     TensorError,
 )
 from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import VendorKernel
 from tilewise.settings import settings
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -498,3 +500,13 @@ def test_registry_json_is_plain(registry: tw.Registry) -> None:
     data = json.loads(registry.to_json())
     assert data["op"] == "gemm"
     assert {"priority", "op", "engine", "dtype"} <= set(data["kernels"][0])
+
+
+def test_installed_vendors_are_candidates_where_they_run() -> None:
+    def vendors(arch: Arch) -> set[str]:
+        return {k.library for k in default_registry("gemm", arch) if isinstance(k, VendorKernel)}
+
+    assert vendors(ARCH) == {"torch", "numpy"}
+    assert vendors(load_arch("sm_90")) == {"torch"}
+    ranked = {r.kernel.name for r in tw.select(tw.GemmProblem(m=8, n=8, k=8)).ranking}
+    assert ranked >= {"gemm_vendor_torch", "gemm_vendor_numpy"}

@@ -14,7 +14,7 @@ from tilewise.dispatch.registry import Priority, Registry
 from tilewise.engines.device import detect
 from tilewise.errors import TensorError
 from tilewise.ops.builder import load_pool
-from tilewise.ops.vendor import VendorKernel
+from tilewise.ops.vendor import LIBRARIES, VendorKernel
 from tilewise.selection.choice import Choice
 from tilewise.settings import Settings, settings
 
@@ -22,12 +22,13 @@ __all__ = ["Dispatcher", "Priority", "Registry", "Result", "default_dispatcher",
 
 
 def default_registry(op: str, arch: Arch) -> Registry:
-    """The shipped pool of an op on an architecture, with the vendor among the candidates."""
+    """The shipped pool of an op on an architecture; installed vendors are among the candidates."""
     registry = Registry(op, arch, name="shipped")
     registry.declare(load_pool(registry.op, arch))
-    library = "torch" if find_spec("torch") else "numpy"
-    if arch.kind == "cpu" or library == "torch":
-        registry.declare(VendorKernel(op_name=op, library=library))
+    for library in LIBRARIES:
+        vendor = VendorKernel(op_name=op, library=library)
+        if find_spec(library) and registry.op.why_unusable(vendor, None, arch) is None:
+            registry.declare(vendor)
     return registry
 
 
