@@ -36,25 +36,40 @@ def place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def assign(piece, tiles, whole, cut, steps, CUT: gl.constexpr):
-    """Tile, first step and number of steps of a piece of work.
+def assign(piece, tiles, whole, cut, most, steps, CUT: gl.constexpr):
+    """Tile, part of it, first step and number of steps of a piece of work.
 
-    Slices of the same part of the reduction are neighbours, as they read the same columns of A
-    and rows of B at the same time.
+    Equal slices of the same part of the reduction are neighbours, as they read the same columns of
+    A and rows of B at the same time. With `most` there are two unequal parts: programs with a tile
+    do the first `most` steps of it, those without one the rest of several tiles in turn.
     """
     tile = piece
+    part = gl.to_tensor(0)
     first = gl.to_tensor(0)
     count = steps
-    if CUT:
-        rest = tiles - whole
-        part = gl.maximum(piece - whole, 0) // gl.maximum(rest, 1)
+    if CUT:  # without branches: they would have the assembler wait for each product
+        rest = gl.maximum(tiles - whole, 1)
+        late = gl.maximum(piece - whole, 0)
         is_cut = piece >= whole
+        programs = gl.num_programs(0)
+        turn = late // programs
+        helper = late - turn * programs - rest
+        helps = late >= rest
+        inside = gl.where(helps, helper + turn * (programs - rest), late)
+        idle = (inside >= rest) | (helps & (helper < 0))
+        nth = late // rest
         each = steps // cut
         more = steps - each * cut
-        tile = gl.where(is_cut, piece - part * rest, piece)
-        first = gl.where(is_cut, part * each + gl.minimum(part, more), 0)
-        count = gl.where(is_cut, each + (part < more).to(gl.int32), steps)
-    return tile, first, count
+        is_two = is_cut & (most > 0)
+        part = gl.where(is_two, helps.to(gl.int32), nth)
+        tile = piece - nth * rest
+        tile = gl.where(is_two, whole + gl.minimum(inside, rest - 1), tile)
+        first = gl.where(is_cut, nth * each + gl.minimum(nth, more), 0)
+        first = gl.where(is_two, part * most, first)
+        count = gl.where(is_cut, each + (nth < more).to(gl.int32), steps)
+        share = gl.where(helps, steps - most, most)
+        count = gl.where(is_two, gl.where(idle, 0, share), count)
+    return tile, part, first, count
 
 
 @gluon.jit
@@ -84,14 +99,14 @@ def copy_steps(
 
 @gluon.jit
 def load_warp(
-    ad, bd, a_ring, b_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
+    ad, bd, a_ring, b_ring, empty, ready, tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
     """Copies everything this program's math warps will need, in their order."""
     filled = gl.to_tensor(0)
-    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
-        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
+    for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
+        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         filled = copy_steps(
             ad, bd, a_ring, b_ring, empty, ready, filled, batch, row, col, first, count,
@@ -165,11 +180,13 @@ def halves(x, PARTS: gl.constexpr):
 def finish(
     acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m0, n0, M, N,
     c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, out_type: gl.constexpr,
+    PARTS: gl.constexpr, BUFFERS: gl.constexpr, TMA_STORE: gl.constexpr, SWAP: gl.constexpr,
+    SCALE: gl.constexpr, ACT: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
     """Scales, biases, activates and stores one finished tile, whose corner is (m0, n0)."""
+    BM: gl.constexpr = acc.shape[0]
+    BN: gl.constexpr = acc.shape[1]
+    layout: gl.constexpr = acc.type.layout
     m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
     n = n0 + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
     if SCALE == "tensor":
@@ -208,13 +225,25 @@ def finish(
 
 
 @gluon.jit
-def slot_addresses(work, slot, SIZE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-                   START: gl.constexpr, layout: gl.constexpr):  # fmt: skip
-    """Where a partial sum of a tile of SIZE elements is kept, from element START on."""
-    m = gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
-    n = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-    inside = gl.expand_dims(m, 1) * BN + gl.expand_dims(n, 0) + START
-    return work + slot.to(gl.int64) * SIZE + inside
+def in_line(x):
+    """A tile in a line, in the order of its registers: 16 bytes of a thread, then the next one's.
+
+    Products leave a thread two neighbours in each of two rows eight apart. Partial sums are read
+    as they were written, so their order is free, and this one fills whole lines of the cache.
+    """
+    BM: gl.constexpr = x.shape[0]
+    BN: gl.constexpr = x.shape[1]
+    x = x.reshape([BM // 16, 2, 8, BN // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5))
+    return x.reshape([BM * BN])
+
+
+@gluon.jit
+def in_rows(x, like):
+    """A line as the tile that `like` is."""
+    BM: gl.constexpr = like.shape[0]
+    BN: gl.constexpr = like.shape[1]
+    x = x.reshape([BM // 16, BN // 8, 8, 4, 2, 2]).permute((0, 4, 2, 1, 3, 5))
+    return gl.convert_layout(x.reshape([BM, BN]), like.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -227,55 +256,72 @@ def arrive_last(flag, cut):
 
 
 @gluon.jit
-def add_up(at, jump, cut):
+def store_partials(accs, slot):
+    for i in gl.static_range(len(accs)):
+        line = in_line(accs[i])
+        at = slot + gl.arange(0, line.shape[0], layout=line.type.layout)
+        gl.store(at, line, cache_modifier=".cg")
+        slot += line.shape[0]
+
+
+@gluon.jit
+def add_other(accs, slot):
+    """The sum of what is at hand and a partial sum."""
+    sums = ()
+    for i in gl.static_range(len(accs)):
+        line = in_line(accs[i])
+        at = slot + gl.arange(0, line.shape[0], layout=line.type.layout)
+        sums = sums + (in_rows(line + gl.load(at, cache_modifier=".cg"), accs[i]),)
+        slot += line.shape[0]
+    return sums
+
+
+@gluon.jit
+def add_all(like, slot, jump, cut):
     """The sum of `cut` partial sums, in their order."""
-    total = gl.load(at, cache_modifier=".cg")
-    for i in range(1, cut):
-        total += gl.load(at + i * jump, cache_modifier=".cg")
-    return total
+    sums = ()
+    for i in gl.static_range(len(like)):
+        line = in_line(like[i])
+        at = slot + gl.arange(0, line.shape[0], layout=line.type.layout)
+        total = gl.load(at, cache_modifier=".cg")
+        for _ in range(1, cut):
+            at += jump
+            total += gl.load(at, cache_modifier=".cg")
+        sums = sums + (in_rows(total, like[i]),)
+        slot += line.shape[0]
+    return sums
 
 
 @gluon.jit
-def leave_partial(
-    acc, work, flag, first_slot, slots_apart, part, cut,
-    BM: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Stores a partial sum; the last to arrive gets (True, the whole sum)."""
-    at = slot_addresses(work, first_slot, BM * BN, BM, BN, 0, layout)
-    jump = slots_apart.to(gl.int64) * (BM * BN)
-    gl.store(at + part * jump, acc, cache_modifier=".cg")
-    is_last = arrive_last(flag, cut)
-    if is_last:
-        acc = add_up(at, jump, cut)
-        gl.store(flag, 0)
-    return is_last, acc
+def leave_partial(accs, work, flag, first_slot, slots_apart, part, cut, SIZE: gl.constexpr):
+    """Stores the partial sum of a tile in pieces; the last to arrive gets (True, the whole sum).
 
-
-@gluon.jit
-def leave_two_partials(
-    acc, extra, work, flag, first_slot, slots_apart, part, cut,
-    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, layout: gl.constexpr,
-    e_layout: gl.constexpr,
-):  # fmt: skip
-    """The same for a tile in two pieces."""
-    SIZE: gl.constexpr = BM * (BN + EN)
-    at = slot_addresses(work, first_slot, SIZE, BM, BN, 0, layout)
-    e_at = slot_addresses(work, first_slot, SIZE, BM, EN, BM * BN, e_layout)
+    The second of two takes its own from registers, and does not store it if it comes late enough:
+    two numbers give the same sum in either order.
+    """
+    slot = work + first_slot.to(gl.int64) * SIZE
     jump = slots_apart.to(gl.int64) * SIZE
-    gl.store(at + part * jump, acc, cache_modifier=".cg")
-    gl.store(e_at + part * jump, extra, cache_modifier=".cg")
-    is_last = arrive_last(flag, cut)
+    is_last = cut < 0
+    if cut == 2:
+        is_last = gl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 1
+        gl.thread_barrier()
+    if not is_last:
+        store_partials(accs, slot + part * jump)
+        is_last = arrive_last(flag, cut)
     if is_last:
-        acc = add_up(at, jump, cut)
-        extra = add_up(e_at, jump, cut)
+        if cut == 2:
+            accs = add_other(accs, slot + (1 - part) * jump)
+        else:
+            accs = add_all(accs, slot, jump, cut)
         gl.store(flag, 0)
-    return is_last, acc, extra
+    return is_last, accs
 
 
 @gluon.jit
 def math_warps(
     cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    a_ring, b_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N,
+    a_ring, b_ring, c_ring, empty, ready,
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N,
     c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
@@ -285,26 +331,26 @@ def math_warps(
 ):  # fmt: skip
     """Multiplies and stores this program's share of the tiles."""
     used = gl.to_tensor(0)
-    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
-        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
+    for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
+        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
         acc, used = multiply(
             a_ring, b_ring, empty, ready, used, count, None,
             BM, BN, BK, STAGES, 0, BM, A_ROW, B_ROW, layout, acc_type,
         )  # fmt: skip
-        is_whole = piece >= 0
+        is_whole = count > 0
         if CUT:
-            if (piece >= whole) & (cut > 1):
-                rest = tiles - whole
-                is_whole, acc = leave_partial(
-                    acc, work, flags + tile, tile - whole, rest, (piece - whole) // rest, cut,
-                    BM, BN, layout,
+            if (piece >= whole) & (cut > 1) & (count > 0):
+                is_whole, accs = leave_partial(
+                    (acc,), work, flags + tile, tile - whole, tiles - whole, part, cut,
+                    BM * BN,
                 )  # fmt: skip
+                acc = accs[0]
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
             finish(
                 acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM,
-                col * BN, M, N, c_batch, c_row, c_col, BM, BN, PARTS, BUFFERS, TMA_STORE, SWAP,
-                SCALE, ACT, layout, out_type,
+                col * BN, M, N, c_batch, c_row, c_col, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
+                out_type,
             )  # fmt: skip
     if TMA_STORE:
         tma.store_wait(pendings=0)
@@ -313,7 +359,7 @@ def math_warps(
 @gluon.jit
 def gemm_ws(
     ad, bd, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
     CUT: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
@@ -337,12 +383,14 @@ def gemm_ws(
         [
             (math_warps, (
                 cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-                a_ring, b_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
+                a_ring, b_ring, c_ring, empty, ready,
+                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
                 M, N, c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
                 PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, acc_type, out_type,
             )),
             (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
+                ad, bd, a_ring, b_ring, empty, ready,
+                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
                 BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
             )),
         ],
@@ -397,8 +445,8 @@ def math_group(
             row = 2 * row + WHO
         finish(
             acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * ROWS,
-            col * BN, M, N, c_batch, c_row, c_col, ROWS, BN, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE,
-            ACT, layout, out_type,
+            col * BN, M, N, c_batch, c_row, c_col, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
+            out_type,
         )  # fmt: skip
     if TMA_STORE:
         tma.store_wait(pendings=0)
@@ -448,7 +496,8 @@ def gemm_two_groups(
                 SWAP, SCALE, ACT, layout, acc_type, out_type,
             )),
             (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready, tiles, tiles, 1, tiles_m, tiles_n, steps,
+                ad, bd, a_ring, b_ring, empty, ready,
+                tiles, tiles, tiles, 1, 0, tiles_m, tiles_n, steps,
                 BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, False,
             )),
         ],
@@ -459,95 +508,108 @@ def gemm_two_groups(
 
 @gluon.jit
 def load_uneven(
-    ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps,
-    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    ad, bds, a_ring, b_rings, empty, ready,
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
-    """Copies A and both parts of B for this program's tiles."""
+    """Copies A and all parts of B for this program's tiles."""
     filled = gl.to_tensor(0)
-    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
-        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
+    nbytes: gl.constexpr = (BM + BN) * BK * (ad.dtype.primitive_bitwidth // 8)
+    for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
+        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         m = row * BM
-        n = col * (BN + EN)
         for step in range(first, first + count):
             stage = filled % STAGES
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
             full = ready.index(stage)
-            mbarrier.expect(
-                full, ad.block_type.nbytes + bd.block_type.nbytes + ed.block_type.nbytes
-            )
+            mbarrier.expect(full, nbytes)
             k = step * BK
+            n = col * BN
             if A_ROW:
                 tma.async_copy_global_to_shared(ad, [batch, m, k], full, a_ring.index(stage))
             else:
                 tma.async_copy_global_to_shared(ad, [batch, k, m], full, a_ring.index(stage))
-            if B_ROW:
-                tma.async_copy_global_to_shared(bd, [batch, k, n], full, b_ring.index(stage))
-                tma.async_copy_global_to_shared(ed, [batch, k, n + BN], full, e_ring.index(stage))
-            else:
-                tma.async_copy_global_to_shared(bd, [batch, n, k], full, b_ring.index(stage))
-                tma.async_copy_global_to_shared(ed, [batch, n + BN, k], full, e_ring.index(stage))
+            for i in gl.static_range(len(bds)):
+                to = b_rings[i].index(stage)
+                if B_ROW:
+                    tma.async_copy_global_to_shared(bds[i], [batch, k, n], full, to)
+                    n += bds[i].block_type.shape[2]
+                else:
+                    tma.async_copy_global_to_shared(bds[i], [batch, n, k], full, to)
+                    n += bds[i].block_type.shape[1]
             filled += 1
 
 
 @gluon.jit
+def multiply_parts(
+    a_ring, b_rings, empty, ready, used, count, accs,
+    BM: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr,
+):  # fmt: skip
+    """Adds up `count` steps of several products that have A in common."""
+    for step in range(count):
+        stage = used % STAGES
+        mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
+        if A_ROW:
+            a = a_ring.index(stage).reshape([BM, BK])
+        else:
+            a = a_ring.index(stage).reshape([BK, BM]).permute((1, 0))
+        sums = ()
+        for i in gl.static_range(len(accs)):
+            if B_ROW:
+                b = b_rings[i].index(stage).reshape([BK, accs[i].shape[1]])
+            else:
+                b = b_rings[i].index(stage).reshape([accs[i].shape[1], BK]).permute((1, 0))
+            sums = sums + (warpgroup_mma(a, b, accs[i], is_async=True),)
+        accs = warpgroup_mma_wait(num_outstanding=len(accs), deps=sums)
+        mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=step > 0)
+        used += 1
+    accs = warpgroup_mma_wait(num_outstanding=0, deps=accs)
+    mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=count > 0)
+    return accs, used
+
+
+@gluon.jit
 def math_uneven(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_ring, e_ring, c_ring,
-    empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_rings, c_ring,
+    empty, ready,
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
     NARROW: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+    WIDTHS: gl.constexpr, layouts: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
     """Two products per step, with A in common."""
+    PARTS: gl.constexpr = len(b_rings)
     used = gl.to_tensor(0)
-    for piece in range(gl.program_id(0), whole + (tiles - whole) * cut, gl.num_programs(0)):
-        tile, first, count = assign(piece, tiles, whole, cut, steps, CUT)
-        acc = gl.zeros((BM, BN), dtype=acc_type, layout=layout)
-        extra = gl.zeros((BM, EN), dtype=acc_type, layout=e_layout)
-        for step in range(count):
-            stage = used % STAGES
-            mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
-            if A_ROW:
-                a = a_ring.index(stage).reshape([BM, BK])
-            else:
-                a = a_ring.index(stage).reshape([BK, BM]).permute((1, 0))
-            if B_ROW:
-                b = b_ring.index(stage).reshape([BK, BN])
-                e = e_ring.index(stage).reshape([BK, EN])
-            else:
-                b = b_ring.index(stage).reshape([BN, BK]).permute((1, 0))
-                e = e_ring.index(stage).reshape([EN, BK]).permute((1, 0))
-            acc = warpgroup_mma(a, b, acc, is_async=True)
-            extra = warpgroup_mma(a, e, extra, is_async=True)
-            acc, extra = warpgroup_mma_wait(num_outstanding=2, deps=(acc, extra))
-            mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=step > 0)
-            used += 1
-        acc, extra = warpgroup_mma_wait(num_outstanding=0, deps=(acc, extra))
-        mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), count=1, pred=count > 0)
-        is_whole = piece >= 0
+    for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
+        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
+        accs = ()
+        for i in gl.static_range(PARTS):
+            accs = accs + (gl.full([BM, WIDTHS[i]], 0, acc_type, layouts[i]),)
+        accs, used = multiply_parts(
+            a_ring, b_rings, empty, ready, used, count, accs, BM, BK, STAGES, A_ROW, B_ROW
+        )
+        is_whole = count > 0
         if CUT:
-            if (piece >= whole) & (cut > 1):
-                rest = tiles - whole
-                is_whole, acc, extra = leave_two_partials(
-                    acc, extra, work, flags + tile, tile - whole, rest, (piece - whole) // rest,
-                    cut, BM, BN, EN, layout, e_layout,
+            if (piece >= whole) & (cut > 1) & (count > 0):
+                is_whole, accs = leave_partial(
+                    accs, work, flags + tile, tile - whole, tiles - whole, part, cut,
+                    BM * BN,
                 )  # fmt: skip
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
-            n = col * (BN + EN)
-            finish(
-                acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM, n,
-                M, N, c_batch, c_row, c_col, BM, BN, BN // NARROW, BUFFERS, TMA_STORE, SWAP, SCALE,
-                ACT, layout, out_type,
-            )  # fmt: skip
-            finish(
-                extra, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM,
-                n + BN, M, N, c_batch, c_row, c_col, BM, EN, EN // NARROW, BUFFERS, TMA_STORE,
-                SWAP, SCALE, ACT, e_layout, out_type,
-            )  # fmt: skip
+            n = col * BN
+            for i in gl.static_range(PARTS):
+                finish(
+                    accs[i], cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch,
+                    row * BM, n, M, N, c_batch, c_row, c_col, accs[i].shape[1] // NARROW, BUFFERS,
+                    TMA_STORE, SWAP, SCALE, ACT, out_type,
+                )  # fmt: skip
+                n += accs[i].shape[1]
     if TMA_STORE:
         tma.store_wait(pendings=0)
 
@@ -555,19 +617,20 @@ def math_uneven(
 @gluon.jit
 def gemm_uneven(
     ad, bd, ed, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    tiles, whole, cut, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, EN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
     NARROW: gl.constexpr, BUFFERS: gl.constexpr,
     TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, e_layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+    WIDTHS: gl.constexpr, layouts: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
 ):  # fmt: skip
-    """Tiles BN + EN wide, both powers of two: 192 or 160 columns often fill a wave where 128 or
-    256 leave multiprocessors idle.
+    """Tiles as wide as two powers of two together: 192 or 160 columns often fill a wave where 128
+    or 256 leave multiprocessors idle.
     """
     a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
     b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
     e_ring = gl.allocate_shared_memory(ed.dtype, [STAGES] + ed.block_type.shape, ed.layout)
+    b_rings = (b_ring, e_ring)
     if TMA_STORE:
         c_ring = gl.allocate_shared_memory(cd.dtype, [BUFFERS] + cd.block_type.shape, cd.layout)
     else:
@@ -581,14 +644,16 @@ def gemm_uneven(
     gl.warp_specialize(
         [
             (math_uneven, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_ring,
-                e_ring, c_ring, empty, ready, tiles, whole, cut, tiles_m, tiles_n, steps, M, N,
-                c_batch, c_row, c_col, BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT, NARROW,
-                BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, e_layout, acc_type, out_type,
+                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_rings,
+                c_ring, empty, ready,
+                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N,
+                c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT, NARROW,
+                BUFFERS, TMA_STORE, SWAP, SCALE, ACT, WIDTHS, layouts, acc_type, out_type,
             )),
             (load_uneven, (
-                ad, bd, ed, a_ring, b_ring, e_ring, empty, ready, tiles, whole, cut, tiles_m,
-                tiles_n, steps, BM, BN, EN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
+                ad, (bd, ed), a_ring, b_rings, empty, ready,
+                tiles, pieces, whole, cut, most, tiles_m, tiles_n,
+                steps, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
             )),
         ],
         [1],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
@@ -24,34 +24,76 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer
 
 MOST_SLICES = 16
-SLICE_STEPS, SUM_STEPS = 2.0, 1.7
-"""What leaving a partial sum and adding one up are taken to cost, in steps of the reduction. Tiles
-of 128x192 cost more on the H200, but the published measurements were taken with these."""
+SHORTEST_CUT = 4
+"""Reductions of fewer steps are not cut to fill the last wave."""
+
+
+class Cut(NamedTuple):
+    """How work is handed out: the first `whole` tiles whole, the others in `slices`.
+
+    With `most` there are two, and programs that have a tile do so many steps of it.
+    """
+
+    programs: int
+    pieces: int
+    whole: int
+    slices: int
+    most: int = 0
 
 
 def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
 
 
-def _best_cut(tiles: int, steps: int, room: int) -> int:
-    """The number of slices in which the tiles of a last wave are done soonest."""
+def _partial_costs(kernel: TritonGemmKernel) -> tuple[float, float]:
+    """What leaving a partial sum and adding one up take, in steps of the reduction.
 
-    def cost(cut: int) -> float:
-        rounds = -(-tiles * cut // room)
-        return rounds * (steps / cut + SLICE_STEPS) + SUM_STEPS * cut if cut > 1 else float(steps)
+    Fitted to tiles of 128x192 on the H200 (2.6 and 3.7 us, steps of 0.53 us) and to small ones.
+    """
+    size = kernel.tile_m * kernel.tile_n / (128 * 192)
+    return 2.0 + 3.0 * size, 1.7 + 5.3 * size
 
-    return min(range(1, min(MOST_SLICES, max(1, steps // 2)) + 1), key=cost) if tiles else 1
+
+def _equal_slices(
+    rest: int, steps: int, room: int, costs: tuple[float, float]
+) -> tuple[float, int]:
+    """Cost and number of the slices in which the tiles of a last wave are done soonest."""
+    leave, add = costs
+
+    def cost(slices: int) -> float:
+        added = slices if slices > 2 else 1  # the second of two has its own at hand
+        return -(-rest * slices // room) * (steps / slices + leave) + add * added
+
+    return min((cost(slices), slices) for slices in range(2, min(MOST_SLICES, steps // 2) + 1))
 
 
-def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int, int]:
-    """(programs, tiles computed whole, slices of each of the others)."""
+def _helped(rest: int, steps: int, room: int, costs: tuple[float, float]) -> tuple[float, int, int]:
+    """Cost, tiles per helper and steps not left to helpers, of two unequal slices.
+
+    Helpers are the programs without a tile in the last wave; each does the end of several.
+    """
+    leave, add = costs
+    turns = -(-rest // (room - rest))
+    most = min(steps - 1, round(turns * (steps + leave) / (turns + 1)))
+    return most + leave + add, turns, most
+
+
+def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> Cut:
     room = arch.compute_units * kernel.blocks
-    if kernel.fill:
-        rest = tiles % room
-        cut = _best_cut(rest, steps, room)
-        return min(room, tiles - rest + rest * cut), tiles - rest, cut
-    whole = 0 if kernel.split_k > 1 else tiles
-    return min(room, tiles * kernel.split_k), whole, kernel.split_k
+    rest = tiles % room
+    slices, whole = kernel.split_k, tiles if kernel.split_k == 1 else 0
+    if kernel.fill and rest and steps >= SHORTEST_CUT:
+        whole = tiles - rest
+        costs = _partial_costs(kernel)
+        cost, slices = _equal_slices(rest, steps, room, costs)
+        helped_cost, turns, most = _helped(rest, steps, room, costs)
+        if helped_cost < min(cost, steps):
+            programs = room if whole or turns > 1 else 2 * rest
+            return Cut(programs, whole + turns * programs, whole, 2, most)
+        if cost >= steps:
+            slices, whole = 1, tiles
+    pieces = whole + (tiles - whole) * slices
+    return Cut(min(room, pieces), pieces, whole, slices)
 
 
 def _descriptor(
@@ -147,17 +189,19 @@ def specialised(
     _specialised_result(args, kernel, p, view, arch, e)
     rows, cols = kernel.tiles(p)
     tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
-    programs, whole, cut = _cut_plan(kernel, tiles, steps, arch)
+    plan = _cut_plan(kernel, tiles, steps, arch)
     total = zeroed = 0
     if kernel.family == "ws":
-        slots = (tiles - whole) * cut if cut > 1 else 0
+        slots = (tiles - plan.whole) * plan.slices if plan.slices > 1 else 0
         is_cut = kernel.fill or kernel.split_k > 1
         slot_bytes = 4 * kernel.tile_m * kernel.tile_n
         # Kernels that may cut take the addresses even where this problem needs none.
         total, zeroed = give_workspace(args, kernel, tiles, max(slots, is_cut), slot_bytes)
         args.size("tiles", tiles)
-        args.size("whole", whole)
-        args.size("cut", cut)
+        args.size("pieces", plan.pieces)
+        args.size("whole", plan.whole)
+        args.size("cut", plan.slices)
+        args.size("most", plan.most)
         args.constants["CUT"] = is_cut
     else:
         args.size("tiles", tiles)
@@ -170,8 +214,6 @@ def specialised(
     _specialised_strides(args, view)
     args.constants |= {"A_ROW": a_row, "B_ROW": b_row, "STAGES": kernel.stages}
     args.constants |= tile_constants(kernel) | _layout_constants(kernel, p)
-    if extra:
-        args.constants |= {"BN": wide, "EN": extra}
     return Launch(
         source=source(
             args,
@@ -180,7 +222,7 @@ def specialised(
             gluon=True,
             maxnreg=_register_cap(kernel),
         ),
-        grid=(programs, 1),
+        grid=(plan.programs, 1),
         arguments=tuple(args.values),
         workspace_bytes=total,
         zeroed_bytes=zeroed,
@@ -248,8 +290,6 @@ def _specialised_strides(args: Arguments, view: View) -> None:
 def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any]:
     from triton.experimental.gluon import language as gl
 
-    wide, extra = kernel.columns
-
     def layout(columns: int) -> Any:
         return gl.NVMMADistributedLayout(
             version=[3, 0],
@@ -258,9 +298,10 @@ def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any
         )
 
     kinds = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.bfloat16, "int32": gl.int32}
+    wide, extra = kernel.columns
+    both = {"WIDTHS": (wide, extra), "layouts": (layout(wide), layout(extra))}
     return {
-        "layout": layout(wide),
-        **({"e_layout": layout(extra)} if extra else {}),
+        **(both if extra else {"layout": layout(wide)}),
         "acc_type": gl.int32 if p.dtype == "int8" else gl.float32,
         "out_type": kinds[p.out_dtype],
     }
