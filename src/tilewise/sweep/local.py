@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.errors import InputError
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device import DeviceInfo
 from tilewise.sweep.plan import Work
 from tilewise.sweep.supervisor import Result
 
 TICK_S = 0.2
+MOST_WORKERS = 4096
 
 Step = tuple[Work | None, list[Result] | None]
 """Work with a group of its results; with None when it is done; no work at all for a tick."""
@@ -53,12 +55,21 @@ class Executor(ABC):
         """Stops everything at once; what was not told yet is lost."""
 
 
+def check_workers(workers: int) -> None:
+    """Raises on more workers than any machine or cluster has devices for."""
+    if workers > MOST_WORKERS:
+        raise InputError(
+            f"--workers is {workers}; give at most {MOST_WORKERS}, or 0 for the default"
+        )
+
+
 class LocalExecutor(Executor):
     """Workers of this machine; on a GPU machine one per GPU."""
 
     def __init__(
         self, config: WorkerConfig, *, workers: int = 1, gpus: Sequence[Mapping[str, str]] = ()
     ) -> None:
+        check_workers(workers)
         self.config = config
         self._events: queue.SimpleQueue[tuple[int, Work | None, Any]] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

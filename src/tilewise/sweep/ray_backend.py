@@ -19,7 +19,7 @@ from tilewise.core.arch import Arch
 from tilewise.errors import ExecutionError, InputError, TilewiseError
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device import DeviceInfo, arch_from_dict, arch_to_dict
-from tilewise.sweep.local import TICK_S, Executor, Step
+from tilewise.sweep.local import TICK_S, Executor, Step, check_workers
 from tilewise.sweep.plan import Task, Work
 from tilewise.sweep.supervisor import Result
 
@@ -87,6 +87,7 @@ class RayExecutor(Executor):
             import ray
         except ImportError:
             raise InputError("--on ray needs Ray: install tilewise[ray]") from None
+        check_workers(workers)
         self._ray: Any = ray
         self.config = config
         self._workers = workers

@@ -133,6 +133,8 @@ class _Run:
         self.known = Known(store, plan.settings.values(), give_up_after=options.give_up_after)
         self._claims: dict[int, LockedFile] = {}
         self._queue: deque[int] = deque()
+        self._todo: dict[int, int] = {}
+        """Pairs left to measure of each problem in the queue, as last seen."""
         self._is_waiting = False
 
     def go(self, executor: Executor) -> Summary:
@@ -187,6 +189,7 @@ class _Run:
             )
             if self._is_needed(work):
                 self._queue.append(index)
+                self._todo[index] = len(work.task.todo)
         return total
 
     def _is_needed(self, work: Work) -> bool:
@@ -203,6 +206,8 @@ class _Run:
                 continue
             self._learn_from_others()
             work = self.plan.work(index, self.known)
+            # Less than there was: another sweep has measured some, or a kernel was given up.
+            self.summary.remaining -= self._todo.pop(index) - len(work.task.todo)
             if self._is_needed(work):
                 self._claims[index] = claim
                 return work
