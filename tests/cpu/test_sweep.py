@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tilewise
+from tilewise.cli.sweep import tell
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import POLICIES, Policy
@@ -500,3 +501,11 @@ def test_kernels_may_depend_on_the_device(tape: Path, tmp_path: Path) -> None:
     config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
     sweep(tmp_path, recording.problems(1), kernels, LocalExecutor(config), recording.POLICY)
     assert [arch.device for arch in seen] == ["a recorded CPU"]
+
+
+def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tell(Summary(stopped="budget", remaining=7), "store")
+    told = capsys.readouterr().out
+    assert "none yet" in told and "7 to go" in told and "nothing" not in told

@@ -292,9 +292,10 @@ def progress_bar() -> Iterator[Emit]:
 def tell(summary: Summary, store: str) -> None:
     """The end of the sweep, for people."""
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.by_status.most_common())
+    counts = counts or ("none yet" if summary.stopped else "nothing to do")
     share = summary.measuring_s / summary.seconds if summary.seconds else 0
     out.print(
-        f"{summary.rows:,} rows ({counts or 'nothing to do'}) in {summary.seconds:.1f} s on "
+        f"{summary.rows:,} rows ({counts}) in {summary.seconds:.1f} s on "
         f"{summary.device}; {share:.0%} of it measuring, {summary.workers_lost} workers replaced",
         highlight=False,
     )
