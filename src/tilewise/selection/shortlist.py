@@ -46,6 +46,7 @@ class Shortlist:
         self._all = kernels
         self._why = get_op(op).why_unusable
         self._model = model
+        self._left_out = f"it is not among the {count} that are expected to be fastest"
         self._held: tuple[Problem, frozenset[Kernel]] | None = None
         self._pools: dict[tuple[str, str], tuple[tuple[Kernel, ...], Ranker]] = {}
 
@@ -55,9 +56,8 @@ class Shortlist:
             return self._why(kernel, problem, arch)
         if self._held is None or self._held[0] is not problem:
             self._held = (problem, frozenset(self._few(problem, arch)))
-        if kernel in self._held[1]:
-            return None
-        return f"it is not among the {self.count} that are expected to be fastest"
+        of_another = getattr(kernel, "dtype", problem.dtype) != problem.dtype
+        return self._left_out if of_another or kernel not in self._held[1] else None
 
     def _few(self, problem: Problem, arch: Arch) -> Iterator[Kernel]:
         pool, ranker = self._pool(problem, arch)
