@@ -6,8 +6,9 @@
 A tile of C is computed as A[BM, BK] B[BK, BN] steps through a ring of STAGES shared-memory
 buffers. `ready` barriers say that a stage has arrived, `empty` ones that it may be overwritten.
 The first `whole` tiles are computed whole; with CUT the reduction of each of the others is cut in
-`cut` slices, so that few tiles still fill the GPU. Slices leave fp32 partial sums in `work`;
-whoever arrives last adds them in a fixed order, so results do not depend on timing.
+`cut` slices, so that few tiles still fill the GPU: equal ones, or two, of which programs without
+a tile of their own do the second. Slices leave fp32 partial sums in `work`; whoever arrives last
+adds them in a fixed order, so results do not depend on timing.
 """
 
 from triton.experimental import gluon
@@ -302,9 +303,11 @@ def leave_partial(accs, work, flag, first_slot, slots_apart, part, cut, SIZE: gl
     slot = work + first_slot.to(gl.int64) * SIZE
     jump = slots_apart.to(gl.int64) * SIZE
     is_last = cut < 0
-    if cut == 2:
-        is_last = gl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 1
-        gl.thread_barrier()
+    # Storing less takes no longer than looking; taller tiles would spill.
+    if SIZE >= 8192 and accs[0].shape[0] <= 128:
+        if cut == 2:
+            is_last = gl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 1
+            gl.thread_barrier()
     if not is_last:
         store_partials(accs, slot + part * jump)
         is_last = arrive_last(flag, cut)

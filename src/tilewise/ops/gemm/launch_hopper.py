@@ -24,6 +24,9 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer
 
 MOST_SLICES = 16
+HELP_STEPS = 8.0
+"""What a helper's partial sum takes to leave and again to add, in steps of the reduction: tiles of
+128x192 took 5 and 7 on the H200, smaller ones, whose steps are shorter, up to 8."""
 SHORTEST_CUT = 4
 """Reductions of fewer steps are not cut to fill the last wave."""
 
@@ -45,20 +48,14 @@ def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
 
 
-def _partial_costs(kernel: TritonGemmKernel) -> tuple[float, float]:
-    """What leaving a partial sum and adding one up take, in steps of the reduction.
+def _equal_slices(size: int, rest: int, steps: int, room: int) -> tuple[float, int]:
+    """Cost and number of the slices in which tiles of `size` of a last wave are done soonest.
 
-    Fitted to tiles of 128x192 on the H200 (2.6 and 3.7 us, steps of 0.53 us) and to small ones.
+    Leaving a partial sum and adding one up take 5 and 7 steps for tiles of 128x192 on the H200,
+    about 2 for the smallest.
     """
-    size = kernel.tile_m * kernel.tile_n / (128 * 192)
-    return 2.0 + 3.0 * size, 1.7 + 5.3 * size
-
-
-def _equal_slices(
-    rest: int, steps: int, room: int, costs: tuple[float, float]
-) -> tuple[float, int]:
-    """Cost and number of the slices in which the tiles of a last wave are done soonest."""
-    leave, add = costs
+    share = size / (128 * 192)
+    leave, add = 2.0 + 3.0 * share, 1.7 + 5.3 * share
 
     def cost(slices: int) -> float:
         added = slices if slices > 2 else 1  # the second of two has its own at hand
@@ -67,15 +64,14 @@ def _equal_slices(
     return min((cost(slices), slices) for slices in range(2, min(MOST_SLICES, steps // 2) + 1))
 
 
-def _helped(rest: int, steps: int, room: int, costs: tuple[float, float]) -> tuple[float, int, int]:
+def _helped(rest: int, steps: int, room: int) -> tuple[float, int, int]:
     """Cost, tiles per helper and steps not left to helpers, of two unequal slices.
 
     Helpers are the programs without a tile in the last wave; each does the end of several.
     """
-    leave, add = costs
     turns = -(-rest // (room - rest))
-    most = min(steps - 1, round(turns * (steps + leave) / (turns + 1)))
-    return most + leave + add, turns, most
+    most = min(steps - 1, round(turns * (steps + HELP_STEPS) / (turns + 1)))
+    return most + 2 * HELP_STEPS, turns, most
 
 
 def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> Cut:
@@ -84,9 +80,8 @@ def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> C
     slices, whole = kernel.split_k, tiles if kernel.split_k == 1 else 0
     if kernel.fill and rest and steps >= SHORTEST_CUT:
         whole = tiles - rest
-        costs = _partial_costs(kernel)
-        cost, slices = _equal_slices(rest, steps, room, costs)
-        helped_cost, turns, most = _helped(rest, steps, room, costs)
+        cost, slices = _equal_slices(kernel.tile_m * kernel.tile_n, rest, steps, room)
+        helped_cost, turns, most = _helped(rest, steps, room)
         if helped_cost < min(cost, steps):
             programs = room if whole or turns > 1 else 2 * rest
             return Cut(programs, whole + turns * programs, whole, 2, most)
