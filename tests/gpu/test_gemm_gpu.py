@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -52,6 +53,13 @@ KERNELS = (
     kernel("duo", 128, 128, 64, stages=4),
     kernel("pingpong", 64, 64, 64, stages=4),
 )
+WHOLE = (
+    kernel("smallk", 64, 64, 64, blocks=4),
+    kernel("smallk", 64, 128, 16, blocks=4),
+    kernel("smallk", 64, 256, 64, blocks=2),
+    kernel("smallk", 64, 128, 128, blocks=2),
+)
+"""They take all of K in one step, the longer of M and N streaming past the shorter."""
 SIZES = {
     "one": (1, 1, 1),
     "primes": (127, 131, 257),
@@ -131,6 +139,54 @@ def test_layouts(chosen: TritonGemmKernel, layout: str) -> None:
 def test_batches(chosen: TritonGemmKernel) -> None:
     m = 3 if chosen.family == "gemv" else 16
     check(chosen, GemmProblem(m=m, n=136, k=264, batch=5, dtype="bf16"))
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+@pytest.mark.parametrize("size", [(1031, 331), (331, 1031), (1000, 328), (77, 1048), (1, 1)])
+@pytest.mark.parametrize(("batch", "less"), [(1, 0), (3, 3), (2, 8)])
+@pytest.mark.parametrize("chosen", WHOLE, ids=lambda k: k.name[12:])
+def test_short_reductions(
+    chosen: TritonGemmKernel, batch: int, less: int, size: tuple[int, int], layout: str
+) -> None:
+    m, n = size
+    k = chosen.tile_k - less
+    problem = GemmProblem(m=m, n=n, k=k, batch=batch, dtype="bf16", layout=layout)
+    check(replace(chosen, swap=m < n), problem)
+
+
+@pytest.mark.parametrize("kind", ["fp16", "fp8", "bf8", "int8", "tf32"])
+def test_short_reductions_of_types(kind: str) -> None:
+    chosen = kernel("smallk", 64, 64, 32 if kind == "tf32" else 64, dtype=kind)
+    for m, n, k in ((1040, 336, chosen.tile_k), (331, 1040, chosen.tile_k - 3)):
+        check(replace(chosen, swap=m < n), GemmProblem(m=m, n=n, k=k, dtype=kind))
+
+
+def test_short_reductions_with_an_epilogue() -> None:
+    for m, n in ((1031, 328), (77, 1048)):
+        problem = GemmProblem(m=m, n=n, k=61, dtype="bf16")
+        a, b, out = operands(problem)
+        bias = torch.randn(n, device="cuda").to(torch.bfloat16)
+        silu = Epilogue(bias=True, activation="silu")
+        plan = ENGINE.plan(replace(WHOLE[0], swap=m < n), problem, arch(), epilogue=silu)
+        plan.execute([a, b, bias], out)
+        expected = torch.nn.functional.silu(a.double() @ b.double() + bias.double())
+        assert error(out, expected) <= allowed(problem)
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+def test_tf32_in_every_layout(layout: str) -> None:
+    for chosen in (
+        kernel("tma", 64, 256, 32, dtype="tf32", stages=4),
+        kernel("pointer", 64, 64, 32, dtype="tf32"),
+    ):
+        check(chosen, GemmProblem(m=200, n=332, k=132, batch=3, dtype="tf32", layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr"])
+def test_exact_fp32_with_few_rows(layout: str) -> None:
+    for rows in (8, 16):
+        chosen = kernel("skinny", 128, rows, 64, dtype="fp32", split_k=4)
+        check(chosen, GemmProblem(m=rows - 1, n=509, k=1021, dtype="fp32", layout=layout))
 
 
 @pytest.mark.parametrize("kind", ["fp16", "fp8", "bf8", "int8", "tf32", "fp32"])

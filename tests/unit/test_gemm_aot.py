@@ -18,6 +18,7 @@ from tilewise.engines.contract import Build, Resources
 from tilewise.errors import KernelError, TensorError
 from tilewise.ops.builder import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.gemm import launch as launch_module
 from tilewise.ops.gemm.kernels.gpu import FAMILIES, HOPPER_FAMILIES, TritonGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue, launch, representative, strides_of
 from tilewise.ops.gemm.problem import GemmProblem
@@ -61,6 +62,8 @@ REPRESENTATIVES = (
     TritonGemmKernel(
         family="gemv", dtype="fp16", tile_m=4, tile_n=1, tile_k=512, stages=1, split_k=4
     ),
+    TritonGemmKernel(family="smallk", dtype="bf16", tile_m=64, tile_n=128, tile_k=64, blocks=3),
+    TritonGemmKernel(family="smallk", dtype="fp8", tile_m=64, tile_n=64, tile_k=64, swap=True),
 )
 
 
@@ -273,6 +276,55 @@ def test_every_size_and_layout_has_kernels(size: tuple[int, int, int], layout: s
         assert made.zeroed_bytes <= made.workspace_bytes
 
 
+def legal_for(problem: GemmProblem, name: str = "sm_90") -> list[TritonGemmKernel]:
+    arch = load_arch(name)
+    pool = load_pool(get_op("gemm"), arch, ["triton"])
+    return [k for k in pool if why_unusable(k, problem, arch) is None]
+
+
+@pytest.mark.parametrize("name", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("size", [(16384, 512, 13), (187, 19712, 47), (50176, 256, 64)])
+def test_short_reductions_have_kernels_of_their_own(name: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    whole = [x for x in legal_for(GemmProblem(m=m, n=n, k=k, dtype="bf16"), name) if is_whole(x)]
+    assert whole and {x.swap for x in whole} == {m < n}
+    assert not any(map(is_whole, legal_for(GemmProblem(m=m, n=n, k=129, dtype="bf16"), name)))
+
+
+def is_whole(kernel: TritonGemmKernel) -> bool:
+    return kernel.family == "smallk"
+
+
+@pytest.mark.parametrize(
+    ("rows", "strips", "room"),
+    [(1, 1, 264), (45, 33, 264), (87, 48, 264), (784, 2, 528), (3, 9000, 264)],
+)
+def test_rows_are_dealt_out_evenly(rows: int, strips: int, room: int) -> None:
+    shares = launch_module._shares(rows, strips, room)
+    assert 1 <= shares <= rows
+    waves = -(-strips * shares // room)
+    # Within a tenth of an even deal, but for the rows that a program cannot halve.
+    assert waves * -(-rows // shares) <= 1.1 * rows * strips / room + waves + 1
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+def test_tf32_is_copied_in_every_layout(layout: str) -> None:
+    problem = GemmProblem(m=2048, n=2048, k=2048, dtype="tf32", layout=layout, batch=2)
+    copied = [kernel for kernel in legal_for(problem) if kernel.family == "tma"]
+    assert copied
+    made = launch(copied[0], problem, load_arch("sm_90"))
+    first = made.arguments[0]
+    assert isinstance(first, Descriptor) and len(first.shape) == 3 and first.shape[0] == 2
+    # The operand across K is the one that passes through registers: B where only it lies so.
+    assert first.tensor == (1 if layout == "rrr" else 0)
+
+
+@pytest.mark.parametrize("rows", [5, 8, 16])
+def test_exact_fp32_with_few_rows_is_skinny(rows: int) -> None:
+    problem = GemmProblem(m=rows, n=4096, k=4096, dtype="fp32")
+    assert any(kernel.family == "skinny" for kernel in legal_for(problem))
+
+
 def test_legality_says_why() -> None:
     arch = load_arch("sm_90")
     ws = REPRESENTATIVES[7]
@@ -280,6 +332,9 @@ def test_legality_says_why() -> None:
     assert "fp16" in str(why_unusable(ws, GemmProblem(m=8, n=8, k=8, dtype="fp16"), arch))
     assert "TMA" in str(why_unusable(ws, GemmProblem(m=8, n=8, k=9, dtype="bf16"), arch))
     assert "not a GPU" in str(why_unusable(ws, None, load_arch("x86_avx2")))
+    short = REPRESENTATIVES[-2]
+    assert "one step" in str(why_unusable(short, GemmProblem(m=99, n=9, k=65, dtype="bf16"), arch))
+    assert "longer" in str(why_unusable(short, GemmProblem(m=9, n=99, k=64, dtype="bf16"), arch))
     with pytest.raises(KernelError, match="power of two"):
         TritonGemmKernel(family="pointer", dtype="bf16", tile_m=48, tile_n=64, tile_k=64)
     with pytest.raises(KernelError, match="do not split"):

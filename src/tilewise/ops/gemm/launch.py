@@ -23,7 +23,8 @@ from tilewise.ops.gemm.arguments import (
     tile_constants,
 )
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
-from tilewise.ops.gemm.launch_hopper import specialised, tma
+from tilewise.ops.gemm.launch_hopper import specialised
+from tilewise.ops.gemm.launch_tma import tma
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import Launch, Pointer, triton_type
 
@@ -60,7 +61,8 @@ def representative(kernel: TritonGemmKernel) -> GemmProblem:
     size = 4096
     short = {"gemv": 1, "skinny": kernel.tile_n}.get(kernel.family, kernel.tile_n)
     m = short if kernel.swap or kernel.family in ("gemv", "skinny") else size
-    return GemmProblem(m=m, n=size, k=max(size, kernel.tile_k), dtype=kernel.dtype)
+    k = kernel.tile_k if kernel.family == "smallk" else max(size, kernel.tile_k)
+    return GemmProblem(m=m, n=size, k=k, dtype=kernel.dtype)
 
 
 def launch(
@@ -83,6 +85,7 @@ def launch(
         "skinny": _pointer,
         "streamk": _streamk,
         "gemv": _gemv,
+        "smallk": _smallk,
         "tma": tma,
         "ws": specialised,
         "duo": specialised,
@@ -191,6 +194,42 @@ def _streamk(
         arguments=tuple(args.values),
         workspace_bytes=total,
         zeroed_bytes=zeroed,
+    )
+
+
+def _shares(rows: int, strips: int, room: int) -> int:
+    """Among how many programs the rows of a strip are dealt out, to be done soonest.
+
+    Beginning a strip is taken to cost as much as one of its tiles.
+    """
+
+    def cost(shares: int) -> int:
+        return -(-strips * shares // room) * (-(-rows // shares) + 1)
+
+    return min(range(1, min(rows, max(1, 4 * room // strips)) + 1), key=cost)
+
+
+def _smallk(
+    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+) -> Launch:
+    args = Arguments(element(p.dtype).bytes)
+    _operands(args, view, p, arch, 16 * aligned)
+    give_result(args, view, p, e)
+    rows, cols = kernel.tiles(p)
+    strips = cols * p.batch
+    shares = _shares(rows, strips, arch.compute_units * kernel.blocks)
+    args.size("tiles_m", rows)
+    args.size("tiles_n", cols)
+    args.size("shares", shares)
+    _sizes(args, view)
+    _all_strides(args, view)
+    args.constants |= _pointer_constants(kernel, view, arch)
+    for unused in ("AMD", "GROUP_M"):
+        del args.constants[unused]
+    return Launch(
+        source=source(args, "gemm_smallk", kernel),
+        grid=(strips * shares, 1),
+        arguments=tuple(args.values),
     )
 
 

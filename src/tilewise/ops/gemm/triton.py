@@ -276,6 +276,17 @@ def gemm_streamk(
 
 
 @triton.jit
+def copy_tile(
+    d, batch, outer, step, ROWS: tl.constexpr, BK: tl.constexpr, ALONG_K: tl.constexpr
+):  # fmt: skip
+    """A [ROWS, BK] tile by TMA, from memory where it lies along K or across it."""
+    if ALONG_K:
+        return d.load([batch, outer * ROWS, step * BK]).reshape(ROWS, BK)
+    else:
+        return d.load([batch, step * BK, outer * ROWS]).reshape(BK, ROWS).T
+
+
+@triton.jit
 def gemm_tma(
     ad, bd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, tiles, tiles_m, tiles_n, steps, M, N,
     c_batch, c_row, c_col,
@@ -288,15 +299,59 @@ def gemm_tma(
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         acc = tl.zeros((BM, BN), dtype=ACC)
         for step in range(steps):
-            if A_ROW:
-                a = ad.load([row * BM, step * BK])
-            else:
-                a = ad.load([step * BK, row * BM]).T
-            if B_ROW:
-                b = bd.load([step * BK, col * BN])
-            else:
-                b = bd.load([col * BN, step * BK]).T
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=ACC)
+            a = copy_tile(ad, batch, row, step, BM, BK, A_ROW)
+            b = copy_tile(bd, batch, col, step, BN, BK, not B_ROW)
+            acc = tl.dot(a, b.T, acc, input_precision=PRECISION, out_dtype=ACC)
+        finish(
+            acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
+            c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_whole(
+    ptr, batch, outer, extent, K, batch_stride, outer_stride, k_stride,
+    ROWS: tl.constexpr, BK: tl.constexpr, ALONG_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """A [ROWS, BK] tile with all of K through pointers; see `multiply` about rows past the end."""
+    r = outer * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, BK)
+    at = ptr + batch.to(tl.int64) * batch_stride + (k * k_stride)[None, :]
+    if ALONG_K:
+        at += (tl.minimum(r, extent - 1).to(tl.int64) * outer_stride)[:, None]
+        if EVEN_K:
+            return tl.load(at)
+        else:
+            return tl.load(at, mask=(k < K)[None, :], other=0.0)
+    else:
+        at += (r.to(tl.int64) * outer_stride)[:, None]
+        if EVEN_K:
+            return tl.load(at, mask=(r < extent)[:, None], other=0.0)
+        else:
+            return tl.load(at, mask=(r < extent)[:, None] & (k < K)[None, :], other=0.0)
+
+
+@triton.jit
+def gemm_smallk(
+    a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr,
+    tiles_m, tiles_n, shares, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col,
+    c_batch, c_row, c_col,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, A_COL: tl.constexpr,
+    B_ROW: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, SCALE: tl.constexpr,
+    ACT: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All of K in one step: a tile of B stays while tiles of A stream past and C streams out.
+
+    The rows of a strip of C are dealt out to `shares` programs; all walk down A together.
+    """
+    program = tl.program_id(0)
+    strip = program // shares
+    batch = strip // tiles_n
+    col = strip - batch * tiles_n
+    b = load_whole(b_ptr, batch, col, N, K, b_batch, b_col, b_row, BN, BK, not B_ROW, EVEN_K)
+    for row in range(program - strip * shares, tiles_m, shares):
+        a = load_whole(a_ptr, batch, row, M, K, a_batch, a_row, a_col, BM, BK, not A_COL, EVEN_K)
+        acc = tl.dot(a, b.T, input_precision=PRECISION, out_dtype=ACC)
         finish(
             acc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row, col, M, N,
             c_batch, c_row, c_col, BM, BN, SWAP, SCALE, ACT,

@@ -13,7 +13,10 @@ from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 from tilewise.ops.gemm.problem import GemmProblem
 
-FAMILIES = ("pointer", "splitk", "streamk", "skinny", "gemv", "tma", "ws", "duo", "pingpong")
+FAMILIES = (
+    *("pointer", "splitk", "streamk", "skinny", "gemv", "tma", "ws", "duo", "pingpong"),
+    "smallk",
+)
 HOPPER_FAMILIES = ("tma", "ws", "duo", "pingpong")
 """They copy tiles with the tensor memory accelerator."""
 TWO_GROUP_FAMILIES = ("duo", "pingpong")
@@ -32,8 +35,9 @@ class TritonGemmKernel(Kernel):
 
     `pointer` loads through pointers; `splitk` cuts the reduction; `streamk` hands out equal shares
     of all steps; `skinny` puts the longer of M and N on the matrix unit's rows; `gemv` uses vector
-    units. On Hopper `tma` copies with the tensor memory accelerator, `ws` does so from a warp of
-    its own; `duo` has two independent groups of math warps share a tile, `pingpong` alternate.
+    units; `smallk` takes all of K in one step and keeps a tile of B while A streams past. On
+    Hopper `tma` copies with the tensor memory accelerator, `ws` does so from a warp of its own;
+    `duo` has two independent groups of math warps share a tile, `pingpong` alternate.
     """
 
     engine: ClassVar[str] = "triton"
@@ -71,8 +75,10 @@ class TritonGemmKernel(Kernel):
             raise KernelError("fill is for ws kernels with split_k=1")
         if self.atomic and not (self.family in ("splitk", "skinny") and self.split_k > 1):
             raise KernelError("atomic is for splitk and skinny kernels with split_k above 1")
-        if self.swap and self.family not in ("ws", *TWO_GROUP_FAMILIES):
-            raise KernelError("swap is for ws, duo, pingpong; skinny and gemv swap by themselves")
+        if self.swap and self.family not in ("ws", "smallk", *TWO_GROUP_FAMILIES):
+            raise KernelError(
+                "swap is for ws, duo, pingpong, smallk; skinny and gemv swap by themselves"
+            )
 
     @property
     def op(self) -> str:
@@ -110,6 +116,8 @@ class TritonGemmKernel(Kernel):
         """Whether it computes the transpose of C, B's columns being the tile's rows."""
         if self.family in ("skinny", "gemv"):
             return problem.m < problem.n
+        if self.family == "tma" and self.dtype == "tf32":
+            return problem.layout == "rrr"  # an operand across K must be the one in registers
         return self.swap
 
     def tiles(self, problem: GemmProblem) -> tuple[int, int]:
@@ -167,6 +175,8 @@ def _why_not_on(kernel: TritonGemmKernel, arch: Arch) -> str | None:
         return None
     if kernel.family in ("ws", *TWO_GROUP_FAMILIES):
         return _why_not_specialised(kernel, arch)
+    if kernel.family == "smallk" and kernel.dtype == "fp32":
+        return "exact fp32 products of all of K at once spill"
     accumulators = kernel.tile_m * kernel.tile_n // threads
     most = min(arch.max_registers_per_thread, arch.registers_per_cu // threads) * 9 // 16
     if accumulators > most:
@@ -201,8 +211,12 @@ def _why_not_specialised(kernel: TritonGemmKernel, arch: Arch) -> str | None:
 def _why_not_pipelined(kernel: TritonGemmKernel, arch: Arch) -> str | None:
     # AMD GPUs hold the newest stage in registers; NVIDIA ones copy straight to shared memory.
     held = max(1, kernel.stages - (0 if arch.has("cp_async") else 1))
-    if held * kernel.stage_bytes > arch.smem_per_block_bytes:
-        return f"{held} stages of {kernel.stage_bytes} bytes do not fit in shared memory"
+    needed = held * kernel.stage_bytes
+    if kernel.family == "smallk":  # the tile of B stays
+        row = kernel.tile_k * element(kernel.dtype).bytes
+        needed = (held * kernel.tile_m + kernel.tile_n) * row
+    if needed > arch.smem_per_block_bytes:
+        return f"{held} stages of {needed // held} bytes do not fit in shared memory"
     return None
 
 
@@ -230,12 +244,34 @@ def _why_not_for(kernel: TritonGemmKernel, problem: GemmProblem, arch: Arch) -> 
         return f"min(M, N) is {min(p.m, p.n)} in {p.dtype}; gemv takes up to {MAX_GEMV_VECTORS}"
     if kernel.family == "skinny" and min(p.m, p.n) > kernel.tile_n:
         return f"min(M, N) is {min(p.m, p.n)}, above tile_n={kernel.tile_n}"
-    if kernel.swap and p.m > MAX_SWAPPED_ROWS and not kernel.columns[1]:
+    if kernel.family == "smallk":
+        reason = _why_not_whole(kernel, p)
+        if reason:
+            return reason
+    elif kernel.swap and p.m > MAX_SWAPPED_ROWS and not kernel.columns[1]:
         return f"swapping pays for few rows; M={p.m} is above {MAX_SWAPPED_ROWS}"
     if kernel.family in HOPPER_FAMILIES:
         return _why_not_copied(kernel, p)
     if kernel.family != "gemv" and not arch.has("cp_async"):
         return _why_not_held(kernel, p, arch)
+    return None
+
+
+def _why_not_whole(kernel: TritonGemmKernel, problem: GemmProblem) -> str | None:
+    """All of K must fit in a step, and what a thread holds of narrow rows in its registers."""
+    p, lanes = problem, 32 * kernel.warps
+    if p.k > kernel.tile_k:
+        return f"K is {p.k}; all of it must fit in one step of {kernel.tile_k}"
+    if kernel.swap != (p.m < p.n):
+        return "the longer of M and N streams past the shorter"
+    size = element(p.dtype).bytes
+    rows = (p.k if p.layout[0] == "r" else p.m, p.n if p.layout[1] == "r" else p.k)
+    is_whole = p.n * element(p.out_dtype).bytes % 16 == 0 and not any(r * size % 16 for r in rows)
+    if kernel.tile_m * kernel.tile_n > 64 * lanes and not is_whole:
+        return "so wide a tile would spill where rows are no multiples of 16 bytes"
+    held = kernel.tile_m * (kernel.tile_n + kernel.tile_k) // lanes
+    if held > 80 and p.layout != "rcr" and not is_whole:
+        return f"{held} values a lane would spill where rows across K are no multiples of 16 bytes"
     return None
 
 
@@ -264,8 +300,6 @@ def _why_not_copied(kernel: TritonGemmKernel, problem: GemmProblem) -> str | Non
     ):
         if extent * size % 16:
             return f"{name} ({order}) has rows of {extent * size} bytes; TMA needs multiples of 16"
-    if size != 2 and p.layout != "rcr":
+    if size != 2 and p.layout != "rcr" and not (kernel.family == "tma" and size == 4):
         return f"in {p.dtype} warpgroup products need both operands along K (layout rcr)"
-    if kernel.family == "tma" and p.batch > 1:
-        return "tma kernels take one product at a time"
     return None

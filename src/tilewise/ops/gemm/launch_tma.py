@@ -1,0 +1,55 @@
+"""Launches of the Triton kernels that copy tiles with Hopper's tensor memory accelerator."""
+
+from __future__ import annotations
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
+from tilewise.ops.gemm.arguments import (
+    Arguments,
+    C,
+    Epilogue,
+    View,
+    accumulation,
+    give_result,
+    source,
+    tile_constants,
+)
+from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.launch_hopper import _box, _descriptor, _require_alignment
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
+
+
+def tma(
+    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+) -> Launch:
+    _require_alignment(aligned)
+    args = Arguments(element(p.dtype).bytes)
+    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
+    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
+    a_box = [1, *_box(kernel.tile_m, kernel.tile_k, a_row)]
+    b_box = [1, *_box(kernel.tile_k, kernel.tile_n, b_row)]
+    a = _descriptor(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
+    b = _descriptor(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
+    args.give("ad", f"tensordesc<{kind}{a_box}>", a)
+    args.give("bd", f"tensordesc<{kind}{b_box}>", b)
+    args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
+    give_result(args, view, p, e)
+    rows, cols = kernel.tiles(p)
+    tiles = rows * cols * p.batch
+    args.size("tiles", tiles)
+    args.size("tiles_m", rows)
+    args.size("tiles_n", cols)
+    args.size("steps", -(-p.k // kernel.tile_k))
+    args.size("M", view.m, view.c_strides[1] == 1)
+    args.size("N", view.n, view.c_strides[2] == 1)
+    args.batch_stride("c_batch", view.c_strides[0])
+    args.stride("c_row", view.c_strides[1])
+    args.stride("c_col", view.c_strides[2])
+    args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
+    args.constants |= tile_constants(kernel) | accumulation(kernel)
+    return Launch(
+        source=source(args, "gemm_tma", kernel),
+        grid=(min(tiles, arch.compute_units * kernel.blocks), 1),
+        arguments=tuple(args.values),
+    )
