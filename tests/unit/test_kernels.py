@@ -99,9 +99,10 @@ def test_vendor_kernels_are_kernels() -> None:
 )
 def test_the_vendor_does_not_stand_for_routines_it_lacks(dtype: str, n: int, serves: bool) -> None:
     from tilewise.ops.gemm.problem import GemmProblem
-    from tilewise.ops.vendor import VendorKernel
 
     problem = GemmProblem(m=64, n=n, k=128, dtype=dtype)
     kernel = VendorKernel(op_name="gemm", library="torch")
     reason = get_op("gemm").why_unusable(kernel, problem, load_arch("sm_90"))
     assert (reason is None) == serves
+    numpy = VendorKernel(op_name="gemm", library="numpy")
+    assert get_op("gemm").why_unusable(numpy, problem, load_arch("sm_90")) is not None

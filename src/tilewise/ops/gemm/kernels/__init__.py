@@ -16,11 +16,12 @@ from tilewise.ops.gemm.vendor import scaled_mm_fits
 
 def _why_no_vendor(kernel: Any, problem: Problem | None, arch: Arch) -> str | None:
     """Where it has no routine for 8-bit floats it widens them first, ten times slower than ours."""
-    if arch.kind == "gpu" and isinstance(problem, GemmProblem) and problem.dtype in ("fp8", "bf8"):
-        if problem.dtype == "fp8" and scaled_mm_fits(problem):
-            return None
+    why = vendor.why_unusable(kernel, problem, arch)
+    if why is not None or arch.kind != "gpu" or not isinstance(problem, GemmProblem):
+        return why
+    if problem.dtype == "bf8" or (problem.dtype == "fp8" and not scaled_mm_fits(problem)):
         return f"the vendor has no routine for this product of {problem.dtype}"
-    return vendor.why_unusable(kernel, problem, arch)
+    return None
 
 
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
