@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
@@ -62,14 +63,12 @@ class SabotageKernel(Kernel):
 
 class SabotagePlan(Plan):
     workspace_bytes = 0
+    in_use: ClassVar[WeakSet[SabotagePlan]] = WeakSet()
 
     def __init__(self, kernel: SabotageKernel, problem: Any) -> None:
         self.kernel: SabotageKernel = kernel
         self.problem = problem
-        # Right only while it is new: `fickle` goes wrong among leaders, and ever after.
-        self._is_worn = kernel.deed == "fickle" and Path(os.environ["SABOTAGE_MARK"]).exists()
-        if kernel.deed == "fickle":
-            Path(os.environ["SABOTAGE_MARK"]).touch()
+        self.in_use.add(self)
         self._run = ctypes.CDLL(os.environ["SABOTAGE_LIBRARY"]).run
         self._run.argtypes = (ctypes.c_char_p, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
 
@@ -81,10 +80,19 @@ class SabotagePlan(Plan):
         a, b = operands
         p = self.problem
         addresses = (a.ctypes.data, b.ctypes.data, out.ctypes.data)
-        deed = "wrong" if self._is_worn else self.kernel.deed
+        deed = "wrong" if self._is_worn() else self.kernel.deed
         status = self._run(deed.encode(), *addresses, p.m, p.n, p.k)
         if status:
             raise ExecutionError(f"{self.kernel.name} reported status {status}")
+
+    def _is_worn(self) -> bool:
+        """`fickle` goes wrong among leaders, and ever after; a first pass may be tried twice."""
+        if self.kernel.deed != "fickle":
+            return False
+        mark = Path(os.environ["SABOTAGE_MARK"])
+        if len(self.in_use) > 1:  # leaders alone are planned several at once
+            mark.touch()
+        return mark.exists()
 
 
 class SabotageEngine(Engine):

@@ -49,6 +49,7 @@ def run(
     problems: list[GemmProblem] = PROBLEMS,
     batch: int = 20,
     policy: Policy = POLICY,
+    timeout_s: float = 2.0,
     **options: object,
 ) -> Summary:
     """Sweeps kernels with the given deeds over the problems."""
@@ -56,7 +57,7 @@ def run(
         engines=("sabotage:SabotageEngine",),
         policy=policy,
         kind="cpu",
-        limits=Limits(timeout_s=2.0, prepare_s=60.0, batch=batch),
+        limits=Limits(timeout_s=timeout_s, prepare_s=60.0, batch=batch),
         memory_bytes=512 << 20,
         environment={
             "SABOTAGE_LIBRARY": str(library),
@@ -116,16 +117,21 @@ def test_an_innocent_kernel_is_not_blamed_for_a_spoilt_worker(
 
 def test_a_leader_that_turns_out_wrong_is_wrong(library: Path, tmp_path: Path) -> None:
     """`fickle` is right in the first pass, and wrong among leaders and alone after that."""
-    deeds = ["fine", "fickle", "fine"]
-    run(tmp_path / "store", library, deeds, problems=PROBLEMS[:1], policy=CROWDED)
+
+    def again() -> Summary:
+        # Nobody hangs here: a busy machine is given time, for a leader that is late is tried alone.
+        deeds = ["fine", "fickle", "fine"]
+        one = PROBLEMS[:1]
+        return run(tmp_path / "store", library, deeds, problems=one, policy=CROWDED, timeout_s=60.0)
+
+    again()
     rows = list(Store(tmp_path / "store").measurements(latest=False))
     failed = [(r.stage, r.status) for r in rows if not r.is_ok]
     assert failed == [("leader", "wrong_result")]
     assert Counter(r.stage for r in rows) == {"first": 3, "leader": 3}
     held = sorted(r.status for r in Store(tmp_path / "store").measurements())
     assert held == ["ok", "ok", "wrong_result"]
-    again = run(tmp_path / "store", library, deeds, problems=PROBLEMS[:1], policy=CROWDED)
-    assert again.rows == 0  # tried among leaders once is enough
+    assert again().rows == 0  # tried among leaders once is enough
 
 
 def test_known_bad_kernels_are_skipped_and_retried_on_request(
