@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -24,6 +25,8 @@ FLUSH_BYTES = 256 << 20
 instead would have to leave while the kernel runs, at its expense. At least twice the last cache;
 a shorter pause would let the device overtake the host, whose delay would then be measured."""
 PAUSE_CYCLES = 200_000
+HOST_US, MOST_PAUSES = 25.0, 4
+"""For each of these that a launch keeps the host, another pause goes before the call."""
 
 
 class CudaTimer(Timer):
@@ -40,6 +43,15 @@ class CudaTimer(Timer):
         self._flush = torch.zeros(size // 4, dtype=torch.float32, device="cuda")
         self._sum = torch.zeros((), dtype=torch.float32, device="cuda")
         self._events: list[tuple[Any, Any]] = []
+        self._pauses = 0
+
+    def settle(self, call: Call) -> float:
+        """Also looks how long a launch keeps the host, which has to stay ahead of the device."""
+        self.torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        self._pauses = min(MOST_PAUSES, int(1e6 * (time.perf_counter() - start) / HOST_US))
+        return super().settle(call)
 
     def samples(self, call: Call, count: int, inner: int) -> list[float]:
         torch = self.torch
@@ -49,8 +61,8 @@ class CudaTimer(Timer):
         for start, end in self._events[:count]:
             if self._flush.numel():
                 torch.sum(self._flush, dim=0, out=self._sum)
-            else:
-                torch.cuda._sleep(PAUSE_CYCLES)
+            if self._pauses or not self._flush.numel():
+                torch.cuda._sleep(PAUSE_CYCLES * max(1, self._pauses))
             start.record()
             for _ in range(inner):
                 call()

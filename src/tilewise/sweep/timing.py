@@ -22,6 +22,9 @@ MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
 """How long other threads are waited for, and what share of a core still counts as none."""
 WAKING_S = 0.002
 """How long a CPU is kept busy before its calls count."""
+UNSTEADY = 0.3
+"""A spread this large, relatively, is not the kernel's own. On an H200 102 of 160,000 readings had
+one, half of them the vendor's, whose launches take the host longest."""
 SHORTEST_SAMPLE_US = 20.0
 """Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
 
@@ -145,8 +148,15 @@ def schedule(estimate_us: float, timer: Timer, policy: Policy) -> Schedule:
 
 
 def measure(call: Call, timer: Timer, policy: Policy) -> Timing:
-    """One kernel, timed on its own."""
+    """One kernel, timed on its own; a second time where something got in between."""
     ready = timer.prepare(call)
+    first = _measure(ready, timer, policy)
+    if first.spread_us <= UNSTEADY * first.time_us or first.time_us > SLOW_US:
+        return first
+    return min(first, _measure(ready, timer, policy), key=lambda t: t.spread_us / t.time_us)
+
+
+def _measure(ready: Call, timer: Timer, policy: Policy) -> Timing:
     estimate = settled(ready, timer, policy)
     plan = schedule(estimate, timer, policy)
     if estimate > SLOW_US:  # timed like the rest, and too dear to be thrown away
