@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import tilewise
-from tilewise.cli.sweep import tell
+from tilewise.cli.progress import progress_bar
+from tilewise.cli.sweep import tell, with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import POLICIES, Policy
@@ -27,7 +28,7 @@ from tilewise.errors import InputError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
-from tilewise.sweep.bench import random_values
+from tilewise.sweep.bench import classify, random_values
 from tilewise.sweep.bench_cpu import CpuBench
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.device import arch_from_dict, arch_to_dict, as_arch
@@ -349,8 +350,6 @@ def test_the_vendor_is_measured_like_any_other(problem: Any) -> None:
 
 
 def test_the_vendor_stays_unless_engines_are_filtered() -> None:
-    from tilewise.cli.sweep import with_vendor
-
     pool = recording.kernels(2)
 
     def vendors(expression: str, engines: list[str]) -> int:
@@ -362,6 +361,14 @@ def test_the_vendor_stays_unless_engines_are_filtered() -> None:
     assert vendors("engine == 'vendor'", both) == 2
     assert vendors("engine == 'cpu'", both) == vendors("engine == 'cpu' and tile_m > 8", both) == 0
     assert vendors("", ["cpu"]) == 0
+
+
+def test_a_filter_that_leaves_no_kernel_is_refused_unless_it_is_about_engines() -> None:
+    both = ["cpu", "vendor"]
+    with pytest.raises(InputError, match="--filter 'mr == 999' leaves no kernel of gemm; "):
+        with_vendor([], "gemm", both, "mr == 999")
+    assert len(with_vendor([], "gemm", both, "engine == 'vendor'")) == 2
+    assert len(with_vendor([], "gemm", both, None)) == 2  # no pool here, and nothing was filtered
 
 
 def test_a_held_device_is_waited_for_not_taken_for_a_hang(
@@ -438,6 +445,14 @@ class Clock(CpuTimer):
     def settle(self, call: Any) -> float:
         """There is nothing to wait for, nor to wake."""
         return 0.0
+
+
+@pytest.mark.parametrize("sizes", [(1 << 62,), (1 << 40, 1 << 40), (1 << 64,), (1 << 50,)])
+def test_sizes_beyond_any_memory_are_told_as_such(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(Exception) as told:  # NumPy has a kind for each of them
+        np.empty(sizes, np.float32)
+    assert classify(told.value, "launch_error") == "out_of_memory"
+    assert classify(ValueError("operands do not fit"), "launch_error") == "launch_error"
 
 
 def test_medians_and_spreads_are_those_of_the_samples() -> None:
@@ -519,3 +534,17 @@ def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
     tell(Summary(stopped="budget", remaining=7), "store")
     told = capsys.readouterr().out
     assert "none yet" in told and "7 to go" in told and "nothing" not in told
+
+
+def test_a_finished_bar_has_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar() as update:
+        update({"event": "start", "total": 1, "known": 0, "skipped": 0})
+        update({"event": "row", "status": "crash", "stage": "first"})
+    told = " ".join(capsys.readouterr().err.split())
+    assert "1/1" in told and "left 0:00:00" in told and "crash 1" in told
+
+
+def test_a_refusal_leaves_no_bar_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError), progress_bar():
+        raise InputError("no such thing")
+    assert not capsys.readouterr().err.strip()

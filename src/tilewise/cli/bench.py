@@ -21,7 +21,7 @@ from tilewise.cli.console import (
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
 from tilewise.cli.models import ModelOption, given_model
-from tilewise.cli.sweep import shown
+from tilewise.cli.progress import shown
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement

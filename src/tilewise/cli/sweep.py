@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import sys
-from collections import Counter
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewise.cli.console import ArchOption, DtypeOption, FilterOption, OpOption, err, out
 from tilewise.cli.kernels import ConfigOption, pick
 from tilewise.cli.models import ModelOption, given_model
+from tilewise.cli.progress import shown
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
@@ -27,13 +23,9 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tilewise.sweep.crew import WorkerConfig
     from tilewise.sweep.local import Executor
     from tilewise.sweep.run import Summary
-
-Emit = Callable[[dict[str, Any]], None]
 
 MOST_SECONDS = 1e6
 """The longest timeout: eleven days, well within what the system's clocks can wait for."""
@@ -191,14 +183,21 @@ def with_vendor(
     """The kernels and the vendor's, which is measured like any other.
 
     A filter on tiles would leave the vendor out, which has none; it stays unless the filter is
-    about engines, or `--engines` does not name it.
+    about engines, or `--engines` does not name it. Where such a filter leaves no other kernel it
+    is refused: the vendor alone is not what was asked for.
     """
     if "vendor" not in engines or any(k.engine == "vendor" for k in kernels):
         return kernels
     vendors: list[Kernel] = [VendorKernel(op_name=op, library=library) for library in LIBRARIES]
-    if expression and re.search(r"\bengine\b", expression):
+    is_about_engines = re.search(r"\bengine\b", expression or "") is not None
+    if expression and not kernels and not is_about_engines:
+        raise InputError(
+            f"--filter {expression!r} leaves no kernel of {op}; `tilewise kernels list --op {op}` "
+            "shows what there is, and --filter \"engine == 'vendor'\" is for the vendor alone"
+        )
+    if is_about_engines:
         try:
-            vendors = filter_kernels(vendors, expression)
+            vendors = filter_kernels(vendors, expression or "")
         except ExpressionError:  # it names fields that the vendor does not have
             vendors = []
     return [*kernels, *vendors]
@@ -217,76 +216,6 @@ def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Execu
 
     gpus = visible_gpus() if config.kind == "gpu" else []
     return LocalExecutor(config, workers=workers or len(gpus) or 1, gpus=gpus)
-
-
-@contextmanager
-def shown(as_json: bool) -> Iterator[Emit]:
-    """A listener that prints JSON lines or keeps a progress bar; SIGTERM stops like Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if as_json:
-            yield print_line
-        else:
-            with progress_bar() as update:
-                yield update
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def print_line(event: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(event, default=str) + "\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def progress_bar() -> Iterator[Emit]:
-    """A bar with rate, time left and failures by kind, on stderr."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
-        *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True)),
-        TextColumn("{task.fields[failures]}"),
-    )
-    failures: Counter[str] = Counter()
-    with Progress(*columns, console=err) as bar:
-        task = bar.add_task("starting", total=None, rate="", failures="")
-        built = 0
-
-        def update(event: dict[str, Any]) -> None:
-            nonlocal built
-            match event["event"]:
-                case "start":
-                    bar.reset(task, total=event["total"], description="measuring")
-                    if event["known"]:
-                        err.print(f"{event['known']:,} measurements are there already")
-                    if event["skipped"]:
-                        err.print(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
-                case "built":
-                    built += 1
-                    bar.update(task, description=f"built {built}, measuring")
-                case "row":
-                    failures[event["status"]] += event["status"] != "ok"
-                    bar.update(
-                        task,
-                        advance=event["stage"] != "leader",
-                        rate=f"{bar.tasks[0].speed or 0:.1f}/s",
-                        failures=" ".join(f"{k} {n}" for k, n in sorted(failures.items()) if n),
-                    )
-                case "node_lost" | "slot_refused" | "builder_lost":
-                    err.print(f"{event['event'].replace('_', ' ')}: {event['message']}")
-                case "waiting":
-                    bar.update(task, description="waiting for another sweep")
-
-        yield update
 
 
 def tell(summary: Summary, store: str) -> None:

@@ -227,10 +227,22 @@ class Bench(ABC):
         return Outcome(status=status, message=message[:2000], is_poisoned=not self.is_sound())
 
 
+TOO_MUCH = (
+    *("out of memory", "outofmemory", "can't allocate memory"),
+    # NumPy and PyTorch, of sizes that no address space holds.
+    *(
+        "array is too big",
+        "maximum allowed dimension exceeded",
+        "storage size calculation overflow",
+    ),
+)
+"""What libraries say, in lower case, where memory cannot be had."""
+
+
 def classify(failure: Exception, phase: str) -> str:
     """The status that an exception stands for."""
     text = f"{type(failure).__name__}: {failure}".lower()
-    if isinstance(failure, MemoryError) or "out of memory" in text or "outofmemory" in text:
+    if isinstance(failure, MemoryError) or any(words in text for words in TOO_MUCH):
         return "out_of_memory"
     if "outofresources" in text or "out of resource" in text:
         return "over_limit"
