@@ -10,9 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tilewise.cli import evaluate, explain, export_c, search, train
+from tilewise.cli import evaluate, explain, export_c, problems, search, train
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.learn.dataset import Dataset
+from tilewise.problems.files import read_problems
 from tilewise.sweep.store import write_rows
 
 WORDS = ("--op", "gemm", "--arch", "gfx950", "--dtype", "bf16", "M=512", "N=1024", "K=768")
@@ -50,6 +51,7 @@ def run(*words: Any) -> Any:
     app.command("compare")(evaluate.compare)
     app.command("explain")(explain.explain)
     app.command("predict")(explain.predict)
+    app.command("augment")(problems.augment)
     app.command("search")(search.search)
     app.command("export-c")(export_c.export_c)
     return CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
@@ -82,6 +84,22 @@ def test_evaluate_and_compare(trained: tuple[Path, dict[str, Any]], store: Path)
     assert found["problems_unseen"] == 0
     assert run("evaluate", folder, store).exit_code == 0
     assert run("compare", folder, folder, store, "--json").exit_code == 0
+
+
+def test_new_problems_are_proposed_near_those_of_the_worst_choices(
+    trained: tuple[Path, dict[str, Any]], store: Path, tmp_path: Path
+) -> None:
+    """From a model to the next sweep by two commands."""
+    scored = tmp_path / "scored.csv"
+    report = json.loads(run("evaluate", trained[0], store, "--out", scored, "--json").stdout)
+    found = read_problems(scored, "gemm")
+    efficiencies = [float(labels["efficiency"]) for labels in found.labels]
+    assert min(efficiencies) == pytest.approx(report["efficiency"]["min"] / 100, abs=1e-3)
+    assert len(found.problems) == report["problems_out_of_fold"]
+    words = ("augment", scored, "--op", "gemm", "--count", 5, "--below", 0.9, "--json")
+    proposed = json.loads(run(*words).stdout)["problems"]
+    assert len(proposed) == 5
+    assert max(p["near_efficiency"] for p in proposed) < 0.9
 
 
 def test_compare_fails_by_its_exit_code(

@@ -10,6 +10,7 @@ import typer
 from tilewise.cli.console import DtypeOption, JsonFlag, emit, out, table
 from tilewise.cli.models import StoresArgument
 from tilewise.cli.train import show_efficiency
+from tilewise.errors import InputError
 
 
 def evaluate(
@@ -19,6 +20,10 @@ def evaluate(
     leave_out: Annotated[
         str, typer.Option(help="Judge each group of this label by a model that never saw it.")
     ] = "",
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write every problem with its efficiency, to `augment`."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Judges a model; problems it was trained on are judged by their out-of-fold predictions."""
@@ -27,7 +32,10 @@ def evaluate(
     from tilewise.learn.evaluate import evaluate as judge
     from tilewise.learn.evaluate import leave_one_out
     from tilewise.learn.params import Params
+    from tilewise.problems.files import write_problems
 
+    if leave_out and target is not None:
+        raise InputError("--out writes what the model itself is worth; drop --leave-out or --out")
     known = load_model(model)
     data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
     if leave_out:
@@ -38,7 +46,11 @@ def evaluate(
         columns = ("problems", "mean", "median", "p10", "min")
         rows = [[name, *(group[c] for c in columns)] for name, group in groups.items()]
         return table(f"left out by {leave_out}", [leave_out, *columns], rows)
-    report = judge(model, data).to_dict()
+    found = judge(model, data)
+    if target is not None:
+        scored = found.scored_problems()
+        write_problems(target, scored.problems, scored.labels)
+    report = found.to_dict()
     if as_json:
         return emit(report)
     show_efficiency(

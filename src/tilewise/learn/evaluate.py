@@ -21,6 +21,7 @@ from tilewise.learn.judging import report
 from tilewise.learn.params import Params
 from tilewise.learn.score import Outcome, analytic_us, judge, summary
 from tilewise.learn.slices import shape_family
+from tilewise.problems.problem_set import ProblemSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class Evaluation:
     @property
     def outcome(self) -> Outcome:
         return judge(self.data, self.score, self.rows)
+
+    def scored_problems(self) -> ProblemSet:
+        """Every judged problem labelled with its efficiency, 1 being the oracle's."""
+        outcome, found = self.outcome, ProblemSet()
+        for at, efficiency in zip(outcome.problems, outcome.efficiency, strict=True):
+            labels = {**self.data.labels[at], "efficiency": round(float(efficiency), 4)}
+            found.add(self.data.problems[at], labels)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The whole report, JSON-ready."""
