@@ -528,6 +528,29 @@ def test_kernels_may_depend_on_the_device(tape: Path, tmp_path: Path) -> None:
     assert [arch.device for arch in seen] == ["a recorded CPU"]
 
 
+def test_only_what_is_left_to_measure_is_compiled_ahead(tape: Path, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    class Noting(LocalExecutor):
+        def run(self, next_work: Any, kernels: Any, *others: Any) -> Any:
+            asked.append([key for key, _ in kernels])
+            return super().run(next_work, kernels, *others)
+
+    every = recording.kernels(KERNELS)
+    few = every[1:3]
+
+    def why(kernel: Kernel, problem: object, arch: Arch) -> str | None:
+        return None if kernel in few else "it is not among the few"
+
+    for _ in range(2):
+        config = WorkerConfig(engines=(), policy=recording.POLICY, replay=str(tape))
+        sweep(
+            *(tmp_path, recording.problems(2), every, Noting(config), recording.POLICY),
+            why_unusable=why,
+        )
+    assert asked == [[kernel.key for kernel in few], []]
+
+
 def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -135,6 +135,8 @@ class _Run:
         self._queue: deque[int] = deque()
         self._todo: dict[int, int] = {}
         """Pairs left to measure of each problem in the queue, as last seen."""
+        self._needed: set[int] = set()
+        """Kernels that are left to measure on any problem."""
         self._is_waiting = False
 
     def go(self, executor: Executor) -> Summary:
@@ -154,11 +156,12 @@ class _Run:
                 "startup_s": time.monotonic() - self.began,
             }
         )
-        built = [(k.key, k.to_dict()) for k in self.plan.kernels]
+        keys, values = self.plan.kernel_keys, self.plan.kernel_fields
+        built = [(keys[at], values[at]) for at in sorted(self._needed)]
         upcoming = [self.plan.problems[index].to_dict() for index in self._queue]
         self.summary.remaining = total
         try:
-            for work, group in executor.run(self._next, built if total else [], arch, upcoming):
+            for work, group in executor.run(self._next, built, arch, upcoming):
                 if work is not None:
                     self._take(work, group)
                 for notice in executor.notices():
@@ -183,6 +186,7 @@ class _Run:
         for index in range(len(self.plan.problems)):
             work = self.plan.work(index, self.known)
             total += len(work.task.todo)
+            self._needed.update(work.task.todo)
             self.summary.skipped += work.skipped
             self.summary.known += len(work.attempts) - sum(
                 at in work.attempts for at in work.task.todo
