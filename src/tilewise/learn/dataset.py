@@ -20,7 +20,7 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement
+from tilewise.core.measurement import UNSTEADY, Measurement
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
@@ -202,6 +202,8 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         # Whatever disturbs a CPU slows it, on machines shared with others by half and for seconds:
         # the shortest of many calls is nearest to what a kernel takes.
         rows = [{**r, "time_us": r["min_us"] or r["time_us"]} for r in rows]
+    else:
+        rows = [r for r in rows if (r["spread_us"] or 0) <= UNSTEADY * (r["time_us"] or 0)]
     return _arrays(rows, only["op"], arch)
 
 

@@ -10,7 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from tilewise.core.measurement import Policy
+from tilewise.core.measurement import UNSTEADY, Policy
 
 Call = Callable[[], object]
 
@@ -22,9 +22,6 @@ MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
 """How long other threads are waited for, and what share of a core still counts as none."""
 WAKING_S = 0.002
 """How long a CPU is kept busy before its calls count."""
-UNSTEADY = 0.3
-"""A spread this large, relatively, is not the kernel's own. On an H200 102 of 160,000 readings had
-one, half of them the vendor's, whose launches take the host longest."""
 SHORTEST_SAMPLE_US = 20.0
 """Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
 
