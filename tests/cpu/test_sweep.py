@@ -20,7 +20,7 @@ import pytest
 import tilewise
 from tilewise.cli.progress import progress_bar
 from tilewise.cli.sweep import tell, with_vendor
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import POLICIES, Policy
 from tilewise.engines.device import detect
@@ -30,8 +30,9 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.bench import classify, random_values
 from tilewise.sweep.bench_cpu import CpuBench
-from tilewise.sweep.crew import WorkerConfig
+from tilewise.sweep.crew import WorkerConfig, why_over_limit
 from tilewise.sweep.device import arch_from_dict, arch_to_dict, as_arch
+from tilewise.sweep.journal import read_journal
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.store import Store
@@ -141,6 +142,34 @@ def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path, wi
     assert len({r.identity for r in rows}) == len(rows)
     assert len(first_pass(tmp_path)) == PROBLEMS * KERNELS
     assert sum(s.rows for s in done) == len(rows)
+
+
+def test_a_journal_folded_while_others_look_is_not_missed(
+    tape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are in a shard then, which was not there when the files were listed."""
+    done = recording.problems(PROBLEMS)[0].key
+
+    def meanwhile(store: Store, name: str) -> Any:
+        """Has another run measure and fold the first problem just before it is claimed."""
+        claimed = claim(store, name)
+        if name == done[:32] and not folding:
+            writer = Store.writer(store)
+            writer.append([r for r in Store(tape).measurements() if r.problem_key == done])
+            folding.append(writer)
+        return claimed
+
+    def read(path: Path, offset: int = 0) -> Any:
+        if folding and path == folding[0]._journal.file.path:
+            folding[0].close()
+        return read_journal(path, offset)
+
+    claim, folding = Store.claim, list[Any]()
+    monkeypatch.setattr(Store, "claim", meanwhile)
+    monkeypatch.setattr("tilewise.sweep.run.read_journal", read)
+    replay(tmp_path, tape)
+    assert folding
+    assert set(first_pass(tmp_path).values()) == {1}
 
 
 def test_an_error_in_the_middle_leaves_no_claim_behind(tape: Path, tmp_path: Path) -> None:
@@ -299,8 +328,6 @@ def test_waiting_for_the_device_is_not_measuring(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_device_stands_in_for_an_older_one_only() -> None:
-    from tilewise.core.arch import load_arch
-
     newer = load_arch("x86_avx512").with_figures(device="mine", compute_units=3)
     older = as_arch(newer, "x86_avx2")
     assert (older.name, older.device, older.compute_units) == ("x86_avx2", "mine", 3)
@@ -421,6 +448,17 @@ def test_a_sweep_without_legal_kernels_says_why(tape: Path, tmp_path: Path) -> N
             *(LocalExecutor(config), recording.POLICY),
             why_unusable=lambda kernel, problem, arch: "it is too round",
         )
+
+
+@pytest.mark.parametrize("resource", ["registers", "smem_bytes", "threads"])
+def test_a_kernel_that_needs_more_than_the_device_has_is_not_launched(resource: str) -> None:
+    fits = {"registers": 255, "smem_bytes": 227 << 10, "threads": 1024, "spills": 8}
+    assert why_over_limit(fits, load_arch("sm_90")) is None
+    needs = {**fits, resource: fits[resource] + 1}
+    why = why_over_limit(needs, load_arch("sm_90"))
+    assert why is not None
+    assert why.startswith(f"it needs {needs[resource]} {resource}; ")
+    assert why_over_limit(needs, load_arch("x86_avx2")) is None
 
 
 def test_inputs_are_random_seeded_and_never_zero() -> None:

@@ -418,6 +418,20 @@ def test_rows_of_other_runs_count_once(tmp_path: Path) -> None:
     assert known.is_given_up(KERNEL.key)
 
 
+def test_rows_of_other_runs_are_met_in_any_order(tmp_path: Path) -> None:
+    """A leader's row in a journal may be read before the shard with its first pass."""
+    Store(tmp_path / "store", create=True)
+    known = Known(Store(tmp_path / "store"), [SETTING], give_up_after=3)
+    first = row(1, time_us=3.0, spread_us=0.5)
+    leader = row(1, time_us=2.0, stage="leader", attempt=1)
+    for each in (leader, first, leader, first):
+        known.learn(each, keep=True)
+    (record,) = known.look_up([first.key])
+    assert record is not None
+    assert (record.time_us, record.spread_us, record.attempts) == (3.0, 0.5, 2)
+    assert record.is_good and record.is_confirmed
+
+
 def test_leaders_are_those_within_noise() -> None:
     policy = Policy(noise=0.03, max_leaders=3)
     times = {0: (100.0, 1.0), 1: (102.0, 1.0), 2: (110.0, 1.0), 3: (106.0, 14.0), 4: (200.0, 5.0)}

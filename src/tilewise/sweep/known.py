@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -132,10 +133,15 @@ class Known:
     def learn(self, row: Measurement, *, keep: bool) -> None:
         """Takes in a row measured meanwhile; `keep` where its key will be looked up again.
 
-        Rows of other runs are met twice, in their journal and in their shard, and count once.
+        Rows of other runs are met twice, in their journal and in their shard, and count once. They
+        are met in any order: a first pass may be in a shard that is read after a leader's journal.
         """
         old = self.look_up([row.key])[0] if keep else None
+        is_leader = row.stage == "leader"
+        is_timed = row.is_ok and row.time_us is not None and not is_leader
         if old is not None and row.attempt < old.attempts:
+            if is_timed and isnan(old.time_us):
+                self._new[row.key] = _timed(old, row)
             return
         if row.is_ok:
             self._good.add(row.kernel_key)
@@ -144,9 +150,8 @@ class Known:
         if not keep:
             return
         record = old or Record(row.status, 0, float("nan"), float("nan"), False, False)
-        is_leader = row.stage == "leader"
-        if row.is_ok and row.time_us is not None and not is_leader:
-            record = replace(record, time_us=row.time_us, spread_us=row.spread_us or 0.0)
+        if is_timed:
+            record = _timed(record, row)
         holds = row.is_verdict or not record.is_verdict
         self._new[row.key] = replace(
             record,
@@ -164,6 +169,11 @@ class Known:
         """Whether the kernel has cost so many workers, and done so little, that it is left."""
         often = self._failures[kernel_key] >= self._give_up_after > 0
         return often and kernel_key not in self._good
+
+
+def _timed(record: Record, row: Measurement) -> Record:
+    assert row.time_us is not None
+    return replace(record, time_us=row.time_us, spread_us=row.spread_us or 0.0)
 
 
 def _failed(held: Any) -> set[str]:

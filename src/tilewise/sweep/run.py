@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ class _Run:
         self.emit = on_event
         self.began = began
         self.summary = Summary(run_id=writer.run_id)
-        self._sizes: dict[str, int] = {}
+        self._read: dict[str, int] = {}
+        """How much of each file of other runs is known, by name."""
         self._grown()  # before the reading: what is added meanwhile is looked at again
         self.known = Known(store, plan.settings.values(), give_up_after=options.give_up_after)
         self._claims: dict[int, LockedFile] = {}
@@ -266,29 +267,32 @@ class _Run:
         return budget > 0 and time.monotonic() - self.began >= budget
 
     def _grown(self) -> list[tuple[Path, int]]:
-        """Files of other runs that have grown, and their size when last asked."""
-        found = []
-        for path in [*self.store.journals(), *self.store.shards()]:
-            if self.writer.owns(path):
-                continue
-            with suppress(FileNotFoundError):
-                size, before = path.stat().st_size, self._sizes.get(path.name, 0)
-                if size > before:
-                    self._sizes[path.name] = size
-                    found.append((path, before))
-        return found
+        """Files of other runs that have grown, and where the part that was read ends."""
+        try:
+            files = [*self.store.journals(), *self.store.shards()]
+            sizes = {f: f.stat().st_size for f in files if not self.writer.owns(f)}
+        except FileNotFoundError:  # folded since it was listed: its shard is listed now
+            return self._grown()
+        found = [(f, self._read.get(f.name, 0)) for f in sizes]
+        self._read |= {f.name: size for f, size in sizes.items() if f.suffix == ".parquet"}
+        return [(f, before) for f, before in found if sizes[f] > before]
 
     def _learn_from_others(self) -> None:
         """Takes in what other sweeps have stored since this one looked last."""
-        for path, before in self._grown():
-            if path.suffix == ".parquet":
-                rows: Iterable[Measurement] = from_table(read_shard(path))
-            else:
-                try:
-                    contents = read_journal(path, before)
-                except FileNotFoundError:
-                    continue  # folded meanwhile: its shard is looked at next time
-                self._sizes[path.name] = contents.end
-                rows = contents.rows
-            for row in rows:
-                self.known.learn(row, keep=True)
+        while [f for f, before in self._grown() if not self._learn_from(f, before)]:
+            pass  # some were folded under our eyes: once more, with their shards
+
+    def _learn_from(self, file: Path, before: int) -> bool:
+        """Takes in what was added to a file; False where it was folded: its shard is there now."""
+        if file.suffix == ".parquet":
+            rows: Iterable[Measurement] = from_table(read_shard(file))
+        else:
+            try:
+                contents = read_journal(file, before)
+            except FileNotFoundError:
+                return False
+            self._read[file.name] = contents.end
+            rows = contents.rows
+        for row in rows:
+            self.known.learn(row, keep=True)
+        return True
