@@ -35,7 +35,7 @@ from tilewise.sweep.timing import measure, measure_in_turn
 
 SCREEN = Policy(cache="cold", time_ms=1.5, warmup=2, min_repeats=5, max_repeats=20)
 FINAL = Policy(cache="cold", time_ms=8.0, warmup=2, min_repeats=12, max_repeats=60, rounds=4)
-LEADERS = 3
+LEADERS = 6
 LARGE_FLOPS = 1e11
 """From here on a product is bound by arithmetic and counts as large."""
 AUTOTUNED = 10
@@ -73,6 +73,8 @@ class Row:
     selected: str = ""
     selected_ratio: float | None = None
     selection_us: float | None = None
+    final_us: dict[str, float] = field(default_factory=dict)
+    """Times taken in turn, by kernel."""
     autotuners: dict[str, float] = field(default_factory=dict)
 
 
@@ -172,6 +174,7 @@ def run(
         ratio=times[0] / times[1 + best],
         kernels=len(found),
         search_s=searched,
+        final_us={k.name: us for (_, k, _), us in zip(leaders, times[1:], strict=False)},
     )
     if chosen is not None:
         row.selected, row.selection_us = chosen.name, selection_us

@@ -33,8 +33,8 @@ STAGES = ("first", "retry", "leader")
 """Why a row was measured: first seen, a failure tried again, or a leader confirmed."""
 
 UNSTEADY = 0.3
-"""A spread this large, relatively, is not a GPU kernel's own. On an H200 102 of 160,000 readings had
-one, half of them the vendor's, whose launches take the host longest."""
+"""A spread this large, relatively, is not a GPU kernel's own. On an H200 102 of 160,000 readings
+had one, half of them the vendor's, whose launches take the host longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,10 +95,10 @@ class Measured:
         efficiency = [None if np.isnan(e) else round(float(e), 6) for e in self.efficiency]
         return {
             "axes": list(self.axes),
-            "points": self.points.tolist(),
+            "points": self.points.round(6).tolist(),
             "efficiency": efficiency,
             "reach": self.reach,
-            "problems": [json.loads(p) for p in self.problems],
+            "problems": list(self.problems),  # as text: there are thousands, and few are looked at
         }
 
     @classmethod
@@ -110,9 +110,7 @@ class Measured:
             points=points,
             efficiency=np.array(efficiency, np.float64),
             reach=float(values["reach"]),
-            problems=tuple(
-                json.dumps(p, sort_keys=True, separators=(",", ":")) for p in values["problems"]
-            ),
+            problems=tuple(map(str, values["problems"])),
         )
 
 
