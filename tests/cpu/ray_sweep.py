@@ -18,7 +18,8 @@ from tilewise.sweep.ray_backend import RayExecutor
 from tilewise.sweep.run import Options, sweep
 from tilewise.sweep.store import Store
 
-PROBLEMS, KERNELS = 500, 12
+PROBLEMS, KERNELS = 1200, 12
+"""Enough that all nodes are at work before the rest is done, however slowly they start."""
 
 
 def main(folder: Path) -> None:
@@ -36,7 +37,7 @@ def main(folder: Path) -> None:
         """Kills a node for good once every node has work, so that something is lost with it."""
         events.append(event)
         is_busy = len(executor._hands) == 3 and all(hand.work for hand in executor._hands)
-        if is_busy and len(nodes) == 2 and len(events) > PROBLEMS * KERNELS // 10:
+        if is_busy and len(nodes) == 2 and len(events) > 600:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
 
     summary = sweep(
