@@ -189,9 +189,9 @@ def select(problem: GemmProblem, arch: Arch) -> tuple[Any, float]:
     import tilewise
 
     try:
-        tilewise.select(problem, arch=arch.name)
+        tilewise.select(problem, arch=arch)
         start = time.perf_counter()
-        choice = tilewise.select(problem, arch=arch.name)
+        choice = tilewise.select(problem, arch=arch)
     except (AttributeError, ImportError, TilewiseError):
         return None, 0.0
     return choice.kernel, 1e6 * (time.perf_counter() - start)
