@@ -156,6 +156,14 @@ def test_on_a_cpu_the_shortest_call_counts(small_data: Dataset) -> None:
         bare = replace(row, min_us=None)
         assert from_measurements([bare]).time_us.tolist() == [6.0]
 
+    setting = Setting(arch="x86_avx2", device="d", toolchain="t", policy=Policy())
+    rows = [
+        Measurement.of(problem, kernel, setting, status="ok", time_us=us, stage=stage, attempt=at)
+        for at, (stage, us) in enumerate([("first", 5.0), ("leader", 7.0), ("leader", 6.0)])
+    ]
+    data = from_measurements(rows)
+    assert (data.time_us[0], data.first_us[0], data.again_us[0]) == (5.0, 5.0, 6.0)  # type: ignore[index]
+
 
 def bands(*means: float) -> list[dict[str, Any]]:
     return [{"octaves": [i / 2, (i + 1) / 2], "mean": mean} for i, mean in enumerate(means)]

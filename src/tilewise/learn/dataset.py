@@ -200,7 +200,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
     if arch.kind == "cpu":
         # Whatever disturbs a CPU slows it, on machines shared with others by half and for seconds:
-        # the shortest of many calls is nearest to what a kernel takes.
+        # the shortest call of all readings is nearest to what a kernel takes.
         rows = [{**r, "time_us": r["min_us"] or r["time_us"]} for r in rows]
     else:
         rows = [r for r in rows if (r["spread_us"] or 0) <= UNSTEADY * (r["time_us"] or 0)]
@@ -242,9 +242,16 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
     given = get_op(op)
-    read = [_reading(found) for found in pairs.values()]
+    right = [_right(found) for found in pairs.values()]
+    read = [_reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
     first_us = _column(first.get("time_us") for first, _ in read)
+    if arch.kind == "cpu":
+        time_us = _column(_fastest(good) for good in right)
+        again_us = _column(_fastest(good[1:]) for good in right)
+    else:
+        time_us = _comparable(read, index[:, 0], first_us)
+        again_us = _column(r.get("time_us") if first else None for first, r in read)
     return Dataset(
         op,
         arch,
@@ -253,27 +260,34 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
         index[:, 0],
         index[:, 1],
-        _comparable(read, index[:, 0], first_us),
+        time_us,
         _column(r.get("spread_us") for _, r in read),
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
         first_us,
-        _column(r.get("time_us") if first else None for first, r in read),
+        again_us,
     )
 
 
 _Reading = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
-def _reading(rows: Sequence[Mapping[str, Any]]) -> _Reading:
-    """The first right reading of a pair, if there are more, and the one that counts.
-
-    Whether the pair has failed is told by the row of each key that holds. A reading among leaders,
-    taken in turn with them, counts before one taken alone; of several the last does.
-    """
+def _right(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The right readings of a pair in order; none where the row that holds says it has failed."""
     order = sorted(rows, key=lambda r: (r["is_verdict"], r["attempt"], -(r["time_us"] or 0.0)))
     holds = {r["key"]: r["is_verdict"] and r["status"] == "ok" for r in order}
-    good = [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
+    return [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
+
+
+def _fastest(readings: Sequence[Mapping[str, Any]]) -> float | None:
+    return min((r["time_us"] for r in readings), default=None)
+
+
+def _reading(good: Sequence[Mapping[str, Any]]) -> _Reading:
+    """The first reading of a pair, if there are more, and the one that counts.
+
+    One among leaders, taken in turn with them, counts before one taken alone; of several the last.
+    """
     if not good:
         return {}, {}
     counts = ([r for r in good if r["stage"] == "leader"] or good)[-1]
