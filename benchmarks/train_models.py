@@ -46,6 +46,11 @@ class Recipe:
 
 
 H200 = load_arch("sm_90", "H200")
+ICE_LAKE_CORE = load_arch("x86_avx512").with_figures(
+    compute_units=1, clock_mhz=2800, l3_bytes=50331648, memory_gb_s=12.0
+)
+"""As `arch detect` tells it on the machine that was measured, confined to one core."""
+CONVOLUTIONS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 RECIPES = (
     # One model of bf16, fp16 and fp8: what one teaches about tiles holds for the others.
     Recipe(
@@ -63,6 +68,16 @@ RECIPES = (
             max_bin=255,
             patience=0,
         ),
+    ),
+    *(
+        Recipe(
+            name=f"x86_avx512_{op}_fp32",
+            stores=(f"icelake/{op}",),
+            arch=ICE_LAKE_CORE,
+            op=op,
+            params=Params(trees=300, focus=3.0, max_features=0, max_bin=255, patience=0),
+        )
+        for op in ("gemm", *CONVOLUTIONS)
     ),
 )
 
