@@ -13,7 +13,6 @@ from tilewise.ops.gemm.arguments import (
     Epilogue,
     Strides,
     View,
-    accumulation,
     give_result,
     give_workspace,
     source,
@@ -44,7 +43,7 @@ class Cut(NamedTuple):
     most: int = 0
 
 
-def _box(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
+def box_of(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
 
 
@@ -91,7 +90,7 @@ def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> C
     return Cut(min(room, pieces), pieces, whole, slices)
 
 
-def _descriptor(
+def descriptor_of(
     tensor: int, name: str, strides: Strides, batch: int, rows: int, cols: int, size: int
 ) -> Descriptor:
     """Over [batch, outer, contiguous]; what TMA cannot address is refused."""
@@ -107,50 +106,9 @@ def _descriptor(
     return Descriptor(tensor=tensor, shape=(batch, outer, inner), strides=(jump, pitch, 1))
 
 
-def _plane(descriptor: Descriptor) -> Descriptor:
-    """The same without its batch dimension."""
-    return Descriptor(
-        tensor=descriptor.tensor, shape=descriptor.shape[1:], strides=descriptor.strides[1:]
-    )
-
-
-def _require_alignment(aligned: bool) -> None:
+def require_alignment(aligned: bool) -> None:
     if not aligned:
         raise TensorError("TMA needs addresses that are multiples of 16 bytes")
-
-
-def tma(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
-) -> Launch:
-    _require_alignment(aligned)
-    args = Arguments(element(p.dtype).bytes)
-    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
-    a = _plane(_descriptor(view.a, "A", view.a_strides, 1, view.m, view.k, size))
-    b = _plane(_descriptor(view.b, "B", view.b_strides, 1, view.k, view.n, size))
-    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
-    a_box = _box(kernel.tile_m, kernel.tile_k, a_row)
-    b_box = _box(kernel.tile_k, kernel.tile_n, b_row)
-    args.give("ad", f"tensordesc<{kind}{list(a_box)}>", a)
-    args.give("bd", f"tensordesc<{kind}{list(b_box)}>", b)
-    args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
-    give_result(args, view, p, e)
-    rows, cols = kernel.tiles(p)
-    args.size("tiles", rows * cols)
-    args.size("tiles_m", rows)
-    args.size("tiles_n", cols)
-    args.size("steps", -(-p.k // kernel.tile_k))
-    args.size("M", view.m, view.c_strides[1] == 1)
-    args.size("N", view.n, view.c_strides[2] == 1)
-    args.batch_stride("c_batch", view.c_strides[0])
-    args.stride("c_row", view.c_strides[1])
-    args.stride("c_col", view.c_strides[2])
-    args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
-    args.constants |= tile_constants(kernel) | accumulation(kernel)
-    return Launch(
-        source=source(args, "gemm_tma", kernel),
-        grid=(min(rows * cols, arch.compute_units * kernel.blocks), 1),
-        arguments=tuple(args.values),
-    )
 
 
 def _shared_descriptor(kind: str, box: tuple[int, ...]) -> str:
@@ -165,21 +123,21 @@ def _shared_descriptor(kind: str, box: tuple[int, ...]) -> str:
 def specialised(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    _require_alignment(aligned)
+    require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)
     kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
-    a = _descriptor(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
-    b = _descriptor(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
+    a = descriptor_of(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
+    b = descriptor_of(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
     a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
     if size != 2 and (not a_row or b_row):
         raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
-    a_box = (1, *_box(kernel.tile_m, kernel.tile_k, a_row))
+    a_box = (1, *box_of(kernel.tile_m, kernel.tile_k, a_row))
     wide, extra = kernel.columns
-    b_box = (1, *_box(kernel.tile_k, wide, b_row))
+    b_box = (1, *box_of(kernel.tile_k, wide, b_row))
     args.give("ad", _shared_descriptor(kind, a_box), a)
     args.give("bd", _shared_descriptor(kind, b_box), b)
     if extra:
-        e_box = (1, *_box(kernel.tile_k, extra, b_row))
+        e_box = (1, *box_of(kernel.tile_k, extra, b_row))
         args.give("ed", _shared_descriptor(kind, e_box), b)
     _specialised_result(args, kernel, p, view, arch, e)
     rows, cols = kernel.tiles(p)
@@ -247,7 +205,7 @@ def _specialised_result(
     descriptor = None
     if room and strides[2] == 1:
         try:
-            descriptor = _descriptor(C, "C", strides, p.batch, rows, cols, size)
+            descriptor = descriptor_of(C, "C", strides, p.batch, rows, cols, size)
         except TensorError:
             descriptor = None
     parts, buffers = room if room and descriptor else (1, 1)

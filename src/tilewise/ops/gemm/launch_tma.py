@@ -15,7 +15,7 @@ from tilewise.ops.gemm.arguments import (
     tile_constants,
 )
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
-from tilewise.ops.gemm.launch_hopper import _box, _descriptor, _require_alignment
+from tilewise.ops.gemm.launch_hopper import box_of, descriptor_of, require_alignment
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
 
@@ -23,14 +23,14 @@ from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
 def tma(
     kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    _require_alignment(aligned)
+    require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)
     kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
     a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
-    a_box = [1, *_box(kernel.tile_m, kernel.tile_k, a_row)]
-    b_box = [1, *_box(kernel.tile_k, kernel.tile_n, b_row)]
-    a = _descriptor(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
-    b = _descriptor(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
+    a_box = [1, *box_of(kernel.tile_m, kernel.tile_k, a_row)]
+    b_box = [1, *box_of(kernel.tile_k, kernel.tile_n, b_row)]
+    a = descriptor_of(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
+    b = descriptor_of(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
     args.give("ad", f"tensordesc<{kind}{a_box}>", a)
     args.give("bd", f"tensordesc<{kind}{b_box}>", b)
     args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
