@@ -174,7 +174,8 @@ def test_huge_sizes_are_refused_before_anything_is_computed() -> None:
 
 
 def test_choices_carry_their_reasons(registry: tw.Registry) -> None:
-    choice = registry.select(tw.GemmProblem(m=512, n=512, k=512))
+    # Far from everything that was measured: no shipped model is asked, whatever the machine.
+    choice = registry.select(tw.GemmProblem(m=2**17, n=2**17, k=2**17))
     assert choice.path == "analytic"
     assert "fastest of" in choice.reason
     assert choice.predicted_tflops > 0
@@ -260,7 +261,9 @@ def test_without_a_compiler_the_vendor_serves_and_says_so_once(
         find_compiler.cache_clear()
     assert [r.path for r in results] == ["vendor", "vendor"]
     assert close(results[0].out, a.astype(np.float64) @ b, 8)
-    assert len([r for r in caplog.records if "no-such-compiler" in r.message]) == 1
+    told = [r.message for r in caplog.records if "no-such-compiler" in r.message]
+    assert len([text for text in told if "engine cannot be used" in text]) == 1
+    assert len(told) == len(set(told))
 
 
 def test_a_kernel_that_fails_at_run_time_is_passed_over(
