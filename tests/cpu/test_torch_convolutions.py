@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from leaves import leaf
 from torch.nn import functional
 
 import tilewise as tw
@@ -19,10 +20,6 @@ close = torch.testing.assert_close
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
 def test_second_derivatives_of_a_convolution() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from leaves import gradients, leaf
 from torch.nn import functional
 
 import tilewise as tw
@@ -23,19 +24,6 @@ close = torch.testing.assert_close
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
-
-def gradients(function: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The result and the gradient of each tensor, under an uneven gradient of the result."""
-    leaves = [t.detach().clone().requires_grad_() for t in tensors]
-    out = function(*leaves)
-    weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
-    out.backward(weights)
-    return [out.detach(), *[t.grad for t in leaves]]  # type: ignore[misc]
 
 
 SHAPES = {
