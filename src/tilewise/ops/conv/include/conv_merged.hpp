@@ -226,9 +226,15 @@ struct MergedLanes {
     float* image = reinterpret_cast<float*>(scratch);
     const int64_t which = &v - view, step = v.axis[2].jump * roles.dst_s[2];
     const Planes& p = planes[which];
-    if (v.taps)
+    if (v.taps) {
       copy_lanes<kSources>(image, image_floats, static_cast<const In*>(roles.src) + n * roles.src_n, map + from, to - from, roles, v,
                            p, depth, row0);
+      // The last tile of a row reads beyond the planes: zeros, for denormal numbers would slow it down.
+      for (int64_t i = from; i < to; ++i) {
+        const int64_t size = map[i].pixel_floats();
+        zero_run(image + (i - from) * image_floats + p.count * p.plane * size, kMr * size);
+      }
+    }
     for (int64_t r = 0; r < high; ++r) {
       Out* row = static_cast<Out*>(roles.dst) + result_offset(roles, v, n, depth, row0 + r, 0);
       for (int64_t panel = from; panel < to; ++panel) {
