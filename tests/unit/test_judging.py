@@ -84,6 +84,16 @@ def test_a_second_reading_is_the_ceiling_where_there_is_one() -> None:
     assert remeasured(replace(twice, first_us=rarely)) is None
 
 
+def test_a_sample_measured_again_speaks_for_itself_alone() -> None:
+    data = synthetic("gemm", arch=load_arch("gfx950"), problems=90, kernels=2, noise=0.0)
+    again = np.where(data.problem_index < 30, np.where(data.kernel_index == 0, 20.0, 25.0), np.nan)
+    twice = replace(data, first_us=again * (1 - data.kernel_index / 2), again_us=again)
+    found = remeasured(twice)
+    assert found is not None
+    assert (found["problems"], found["mean"]) == (30, 80.0)
+    assert remeasured(replace(twice, first_us=np.where(data.problem_index, again, np.nan))) is None
+
+
 def read(
     small_data: Dataset, readings: Sequence[tuple[int, str, str, float | None]]
 ) -> list[Measurement]:
@@ -146,23 +156,32 @@ def test_readings_taken_alone_are_compared_with_those_taken_in_turn(small_data: 
         assert times(small_data, data, data.again_us) == [18.0, 17.0, None, None]
 
 
-def test_on_a_cpu_the_shortest_call_counts(small_data: Dataset) -> None:
-    """What disturbs a CPU slows it; on a GPU clocks rise and fall, and the median is taken."""
-    problem, kernel = small_data.problems[0], small_data.kernels[0]
-    for arch, expected in (("x86_avx2", 4.0), ("gfx950", 6.0)):
-        setting = Setting(arch=arch, device="d", toolchain="t", policy=Policy())
-        row = Measurement.of(problem, kernel, setting, status="ok", time_us=6.0, min_us=4.0)
-        assert from_measurements([row]).time_us.tolist() == [expected]
-        bare = replace(row, min_us=None)
-        assert from_measurements([bare]).time_us.tolist() == [6.0]
-
-    setting = Setting(arch="x86_avx2", device="d", toolchain="t", policy=Policy())
-    rows = [
-        Measurement.of(problem, kernel, setting, status="ok", time_us=us, stage=stage, attempt=at)
-        for at, (stage, us) in enumerate([("first", 5.0), ("leader", 7.0), ("leader", 6.0)])
-    ]
+def test_what_was_read_in_turn_twice_tells_the_noise(small_data: Dataset) -> None:
+    """Kernel 2 was read in turn once only; its reading alone is no second one of the kind."""
+    rows = read(
+        small_data,
+        [
+            *[(k, "first", "ok", us) for k, us in [(0, 9.0), (1, 8.0), (2, 9.5)]],
+            *[(k, "leader", "ok", us) for k, us in [(0, 7.0), (1, 6.0), (2, 9.0)]],
+            *[(k, "leader", "ok", us) for k, us in [(0, 7.5), (1, 6.5)]],
+        ],
+    )
     data = from_measurements(rows)
-    assert (data.time_us[0], data.first_us[0], data.again_us[0]) == (5.0, 5.0, 6.0)  # type: ignore[index]
+    assert times(small_data, data, data.time_us) == [7.5, 6.5, 9.0]
+    assert times(small_data, data, data.first_us) == [7.0, 6.0, None]
+    assert times(small_data, data, data.again_us) == [7.5, 6.5, None]
+
+
+def test_unsteady_readings_are_left_out_on_a_gpu_only(small_data: Dataset) -> None:
+    """A CPU shared with others is never steady; without such readings none would be left."""
+    problem, kernel = small_data.problems[0], small_data.kernels[0]
+    for arch, kept in (("x86_avx2", [6.0]), ("gfx950", [])):
+        setting = Setting(arch=arch, device="d", toolchain="t", policy=Policy())
+        row = Measurement.of(problem, kernel, setting, status="ok", time_us=6.0, spread_us=3.0)
+        other = Measurement.of(
+            problem, small_data.kernels[1], setting, status="ok", time_us=7.0, spread_us=0.1
+        )
+        assert from_measurements([row, other]).time_us.tolist() == [*kept, 7.0]
 
 
 def bands(*means: float) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ class Dataset:
     device: str = ""
     first_us: Array | None = None
     again_us: Array | None = None
-    """The first reading of rows that were read again, and the one that counts; else NaN."""
+    """The first reading of rows that were read again, and the one that counts; else NaN. Where some
+    were read in turn twice, only those count as read again, by both of these readings."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -198,11 +199,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         rows = [r for r in rows if r[name] == counts[0][0]]
     if not isinstance(arch, Arch):
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
-    if arch.kind == "cpu":
-        # Whatever disturbs a CPU slows it, on machines shared with others by half and for seconds:
-        # the shortest call of all readings is nearest to what a kernel takes.
-        rows = [{**r, "time_us": r["min_us"] or r["time_us"]} for r in rows]
-    else:
+    if arch.kind != "cpu":  # a shared CPU is never steady; what is read in turn evens it out
         rows = [r for r in rows if (r["spread_us"] or 0) <= UNSTEADY * (r["time_us"] or 0)]
     return _arrays(rows, only["op"], arch)
 
@@ -245,13 +242,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     right = [_right(found) for found in pairs.values()]
     read = [_reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
-    first_us = _column(first.get("time_us") for first, _ in read)
-    if arch.kind == "cpu":
-        time_us = _column(_fastest(good) for good in right)
-        again_us = _column(_fastest(good[1:]) for good in right)
-    else:
-        time_us = _comparable(read, index[:, 0], first_us)
-        again_us = _column(r.get("time_us") if first else None for first, r in read)
+    alone_us = _column(first.get("time_us") for first, _ in read)
     return Dataset(
         op,
         arch,
@@ -260,12 +251,11 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
         index[:, 0],
         index[:, 1],
-        time_us,
+        _comparable(read, index[:, 0], alone_us),
         _column(r.get("spread_us") for _, r in read),
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
-        first_us,
-        again_us,
+        *_read_twice(right, read),
     )
 
 
@@ -279,10 +269,6 @@ def _right(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
 
 
-def _fastest(readings: Sequence[Mapping[str, Any]]) -> float | None:
-    return min((r["time_us"] for r in readings), default=None)
-
-
 def _reading(good: Sequence[Mapping[str, Any]]) -> _Reading:
     """The first reading of a pair, if there are more, and the one that counts.
 
@@ -292,6 +278,23 @@ def _reading(good: Sequence[Mapping[str, Any]]) -> _Reading:
         return {}, {}
     counts = ([r for r in good if r["stage"] == "leader"] or good)[-1]
     return (good[0] if good[0] is not counts else {}), counts
+
+
+def _read_twice(
+    right: Sequence[Sequence[Mapping[str, Any]]], read: Sequence[_Reading]
+) -> tuple[Array, Array]:
+    """The first reading of pairs that were read again, and the one that counts.
+
+    A reading taken alone and one taken in turn differ by more than noise. So where any pair was
+    read in turn twice, the last two of those tell how well a reading can be repeated.
+    """
+    turns = [[r for r in good if r["stage"] == "leader"][-2:] for good in right]
+    if any(len(pair) == 2 for pair in turns):
+        both = [(pair[0], pair[1]) if len(pair) == 2 else ({}, {}) for pair in turns]
+    else:
+        both = [(first, counts if first else {}) for first, counts in read]
+    first, again = (_column(pair[at].get("time_us") for pair in both) for at in (0, 1))
+    return first, again
 
 
 def _comparable(

@@ -13,6 +13,8 @@ from tilewise.learn.score import judge
 
 _ENOUGH = 0.5
 """The share of rows with a spread, or of problems measured again, that a ceiling needs."""
+_SAMPLE = 30
+"""So many problems measured again are enough, however many there are."""
 
 
 def noise_ceiling(data: Dataset, *, seed: int = 0, draws: int = 200) -> dict[str, Any] | None:
@@ -28,17 +30,20 @@ def remeasured(data: Dataset) -> dict[str, float] | None:
     """The kernel that was fastest when first read, judged by how all did when read again.
 
     Sweeps read every kernel once and those near the best again, in turn; only readings that were
-    taken together are compared. A winner that was too far ahead to be in doubt counts as found.
+    taken together are compared. A winner that was too far ahead to be in doubt counts as found,
+    unless only a sample of the problems was read again, which tells nothing of the others.
     """
     if data.first_us is None or data.again_us is None:
         return None
     twice = np.isfinite(data.first_us) & np.isfinite(data.again_us) & data.is_ok
-    problems = np.unique(data.problem_index[data.is_ok])
-    if len(np.unique(data.problem_index[twice])) < _ENOUGH * len(problems):
+    problems = len(np.unique(data.problem_index[data.is_ok]))
+    found = len(np.unique(data.problem_index[twice]))
+    is_sample = found < _ENOUGH * problems
+    if is_sample and found < _SAMPLE:
         return None
     again = replace(data, time_us=np.where(twice, data.again_us, np.nan))
     outcome = judge(again, np.where(twice, -data.first_us, -np.inf))
-    clear = np.ones(len(problems) - len(outcome.problems))
+    clear = np.ones(0 if is_sample else problems - found)
     return {**_numbers(np.r_[outcome.efficiency, clear]), "problems": len(outcome.problems)}
 
 

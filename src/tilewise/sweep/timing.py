@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core.measurement import UNSTEADY, Policy
 
 Call = Callable[[], object]
+Array = NDArray[np.float64]
 
 MOST_US = 2e6
 """No kernel is timed for longer, so that a slow one stays within the default timeout."""
@@ -22,6 +24,8 @@ MOST_SETTLING_S, IDLE_SHARE = 0.5, 0.3
 """How long other threads are waited for, and what share of a core still counts as none."""
 WAKING_S = 0.002
 """How long a CPU is kept busy before its calls count."""
+_POLISHES = 10
+"""How often the paces of rounds and the times of kernels are fitted to each other."""
 SHORTEST_SAMPLE_US = 20.0
 """Calls shorter than this are timed several at once: a reading of the clock costs 0.1 us."""
 
@@ -75,6 +79,7 @@ class CpuTimer(Timer):
     def __init__(self, policy: Policy, cache_bytes: int) -> None:
         is_cold = policy.cache == "cold"
         self._flush = np.zeros(2 * cache_bytes if is_cold else 0, np.uint8)
+        self._is_alone = policy.threads == 1
 
     def samples(self, call: Call, count: int, inner: int) -> list[float]:
         clock, found = time.perf_counter_ns, []
@@ -89,8 +94,10 @@ class CpuTimer(Timer):
 
     def settle(self, call: Call) -> float:
         """Waits until no thread is busy (those of BLAS spin for 0.1 s after a call), then calls
-        until our own threads are awake and the clock is up.
+        until our own threads are awake and the clock is up. One thread has none to wait for.
         """
+        if self._is_alone:
+            return super().settle(call)
         end = time.monotonic() + MOST_SETTLING_S
         share = 1.0
         while share > IDLE_SHARE and time.monotonic() < end:
@@ -173,12 +180,33 @@ def measure_in_turn(
         before(index)
         ready.append(timer.prepare(call))
         plans.append(schedule(settled(ready[-1], timer, policy), timer, policy))
-    found: list[list[float]] = [[] for _ in calls]
+    found: list[list[list[float]]] = [[[]] * policy.rounds for _ in calls]
     for turn in range(policy.rounds):
         for step in range(len(calls)):
             index = (turn + step) % len(calls)
             before(index)
             timer.settle(ready[index])  # the first call meets another kernel's cache, too
             share = ceil(plans[index].count / policy.rounds)
-            found[index] += timer.samples(ready[index], share, plans[index].inner)
-    return [summarise(samples) for samples in found]
+            found[index][turn] = timer.samples(ready[index], share, plans[index].inner)
+    pace = paces(found)
+    return [
+        summarise([time / at for at, round_ in zip(pace, rounds, strict=True) for time in round_])
+        for rounds in found
+    ]
+
+
+def paces(found: Sequence[Sequence[Sequence[float]]]) -> Array:
+    """How much slower than usual each round was, from the times of every call in every round.
+
+    Machines that are shared slow down for tens of milliseconds, by a fifth and more, and what falls
+    on a whole round says nothing about one kernel. A time is taken for its kernel's own times the
+    round's pace, and both are found in turn as medians, so that neither follows an outlier.
+    """
+    times = np.log([[np.median(samples) for samples in rounds] for rounds in found])
+    pace = np.zeros(times.shape[1])
+    for _ in range(_POLISHES):
+        own = np.median(times - pace, axis=1, keepdims=True)
+        pace = np.median(times - own, axis=0)
+        pace -= np.median(pace)
+    result: Array = np.exp(pace)
+    return result
