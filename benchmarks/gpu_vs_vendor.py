@@ -77,6 +77,13 @@ class Row:
     """Times taken in turn, by kernel."""
     autotuners: dict[str, float] = field(default_factory=dict)
 
+    def tuning(self) -> dict[str, float]:
+        """Ratios and seconds of the autotuners, beside those of the selection."""
+        if not self.autotuners or self.selected_ratio is None or self.selection_us is None:
+            return self.autotuners
+        ours = {"selected_ratio": self.selected_ratio, "selection_s": self.selection_us * 1e-6}
+        return {**self.autotuners, **ours}
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -84,7 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8"), default="bf16")
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument(
-        "--autotuners", action="store_true", help="also tune ten shapes at run time"
+        "--autotuners", action="store_true", help="only ten shapes, tuned at run time as well"
     )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -211,6 +218,7 @@ def compare_autotuners(
     start = time.perf_counter()
     best = min(calls, key=do_bench)
     row.autotuners["triton_tuning_s"] = time.perf_counter() - start
+    torch._dynamo.reset()  # every shape is compiled anew, as often as there are shapes
     tuned = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
     start = time.perf_counter()
     tuned(contest.a, contest.b)
@@ -254,20 +262,22 @@ def main() -> int:
         if k.dtype == args.dtype  # type: ignore[attr-defined]
     ]
     listed = list(problems(args.dtype, args.only))
+    if args.autotuners:
+        listed = listed[:: max(1, len(listed) // AUTOTUNED)][:AUTOTUNED]
     why = get_op("gemm").why_unusable
     pairs = [(k, p) for _, p in listed for k in pool if why(k, p, arch) is None]
     for failure in engine.compile_ahead(pairs, arch):
         print(f"does not compile: {failure}", file=sys.stderr)
     rows = []
-    for at, (model, problem) in enumerate(listed):
-        tune = args.autotuners and at % max(1, len(listed) // AUTOTUNED) == 0
-        row = run(model, problem, pool, arch, engine, tune)
+    for model, problem in listed:
+        row = run(model, problem, pool, arch, engine, args.autotuners)
         rows.append(row)
         if not args.json:
             print(
                 f"{model:14} {problem.m:6} x {problem.n:6} x {problem.k:6}  "
                 f"vendor {row.vendor_us:9.1f} us  ours {row.best_us:9.1f} us  "
                 f"{row.ratio:6.3f}  {row.best}",
+                *(f"{name}={value:.3g}" for name, value in row.tuning().items()),
                 flush=True,
             )
     totals = summary(rows)
