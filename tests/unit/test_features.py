@@ -91,6 +91,63 @@ def test_partial_tiles_count_by_their_true_share() -> None:
     assert v["problem_smaller_than_tile_k"] == 1
 
 
+def cpu_values(name: str, **sizes: int) -> dict[str, float]:
+    """What the analytic model counts for a CPU convolution kernel."""
+    op, layout = name.split("_cpu_")[0], "nchw" if "_nchw_" in name else "nhwc"
+    direction = op.removeprefix("conv_")
+    problem = ConvProblem(direction=direction, dtype="fp32", layout=layout, **sizes)  # type: ignore[arg-type]
+    return values_of(CONV, problem, get_op(op).kernel_from_name(name))
+
+
+def test_a_cpu_kernels_work_by_hand() -> None:
+    """Seven images of one pixel: `direct` has a panel of eight for each, `implicit` one for all."""
+    single = {"n": 7, "c": 1344, "k": 896, "h": 1, "w": 1, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
+    kernel = "conv_fwd_cpu_fp32_tofp32_avx512_{}_overtiles"
+    copied = 896 * 1344 * 9 + 7 * 9 * 1344  # the filter, and every image padded or unfolded to 3x3
+    direct = cpu_values(kernel.format("direct_nhwc_byk_m8_v3_k64_b512"), **single)
+    assert [direct[n] for n in ("rows", "blocks_m", "blocks_n")] == [56, 7, 19]
+    assert (direct["steps"], direct["passes"], direct["copied"]) == (1344 * 9 / 64, 21, copied)
+    implicit = cpu_values(kernel.format("implicit_nhwc_byk_m8_v3_k512_b128"), **single)
+    assert [implicit[n] for n in ("rows", "blocks_m", "passes")] == [8, 1, 24]
+    assert implicit["copied"] == copied
+
+
+def test_gradients_on_a_cpu_by_hand() -> None:
+    """Dots run over rows of 9 + 2 in vectors of 16; backward, a stride of 2 makes four views."""
+    sizes = {
+        "n": 2,
+        "c": 6,
+        "k": 10,
+        "g": 2,
+        "h": 8,
+        "w": 9,
+        "y": 3,
+        "x": 3,
+        "pad_h": 1,
+        "pad_w": 1,
+    }
+    name = "conv_bwd_weight_cpu_fp32_tofp32_avx512_direct_nchw_bypixel_m4_v3_k0_b1024_overchannels"
+    dots = cpu_values(name, **sizes)
+    assert (dots["blocks_m"], dots["blocks_n"]) == (3 * 3, 2)  # channels x thirds of the taps
+    assert dots["steps"] * 1024 == 2 * 96  # (8 - 1) * 11 + 9 pixels in six vectors, two images
+    assert dots["passes"] == 1
+
+    strided = {
+        **sizes,
+        "n": 1,
+        "c": 4,
+        "k": 4,
+        "g": 4,
+        "h": 6,
+        "w": 7,
+        "stride_h": 2,
+        "stride_w": 2,
+    }
+    name = "conv_bwd_data_cpu_fp32_tofp32_avx512_depthwise_nchw_bypixel_m2_v4_k3_b0_overtiles"
+    assert cpu_values(name, **strided)["rows"] == 4 * 64
+    assert cpu_values(name, **{**strided, "stride_h": 1, "stride_w": 1})["rows"] == 6 * 16
+
+
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weight"])
 @pytest.mark.parametrize(
     "layer", [{}, {"stride_h": 2, "stride_w": 3}, {"dilation_d": 2, "z": 2, "d": 9}]

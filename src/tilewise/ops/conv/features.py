@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewise.core.dtypes import DTYPES, OPERAND_DTYPES
 from tilewise.core.features import FeatureSet
+from tilewise.ops.conv.cpu_work import CPU_FEATURES, CPU_HELPERS, on_cpu
 from tilewise.ops.conv.kernels import KERNEL_TYPES
 from tilewise.ops.conv.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
@@ -66,16 +67,17 @@ _HELPERS = {
     "vector": "8 if packed % 8 == 0 else 4 if packed % 4 == 0 else 2 if packed % 2 == 0 else 1",
     "store_vector": "8 if packed_out % 8 == 0 else 4 if packed_out % 4 == 0 else "
     "2 if packed_out % 2 == 0 else 1",
-    "rows": "gm",
-    "cols": "gn",
     "is_strided_load": "0",
-    "passes": "1",
-    # The implicit matrix is packed whole; images are copied once, padded.
-    "copied": 'groups * gm * gk if k_family == "implicit" else '
-    '(input_elements + output_elements - out_elements) if k_family == "direct" else 0',
     "merged": "max(1, k_num_groups_to_merge)",
-    "tile_groups": "ceil_div(p_g, merged)",
+    **{name: TILE_HELPERS[name] for name in ("is_vendor", "tm", "tn", "tk")},
+    **CPU_HELPERS,
+    "rows": on_cpu("cpu_rows", "gm"),
+    "cols": on_cpu("cpu_cols", "gn"),
+    "passes": on_cpu("cpu_passes", "1"),
+    "copied": on_cpu("cpu_copied", "0"),
+    "tile_groups": on_cpu("(1 if is_merged else p_g)", "ceil_div(p_g, merged)"),
     **TILE_HELPERS,
+    "steps": on_cpu("cpu_steps", f"({TILE_HELPERS['steps']})"),
     **AXES,
     "at_taps": "log2(taps)",
     "at_stride": "log2(p_stride_d * p_stride_h * p_stride_w)",
@@ -180,6 +182,7 @@ FEATURES = FeatureSet(
         **trait_features(_KERNEL),
         **TILE_FEATURES,
         **_TILE_FEATURES,
+        **CPU_FEATURES,
         **HARDWARE_FEATURES,
         **CALIBRATED_FEATURES,
     },
