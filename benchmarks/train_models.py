@@ -46,16 +46,16 @@ class Recipe:
 
 
 H200 = load_arch("sm_90", "H200")
-ICE_LAKE_CORE = load_arch("x86_avx512").with_figures(
-    compute_units=1, clock_mhz=2800, l3_bytes=50331648, memory_gb_s=12.0
+EMERALD_CORE = load_arch("x86_avx512").with_figures(
+    compute_units=1, clock_mhz=3000, l2_bytes=2 << 20, l3_bytes=300 << 20, memory_gb_s=12.0
 )
-"""As `arch detect` tells it on the machine that was measured, confined to one core."""
+"""One core of the machine that was measured; its clock and bandwidth are assumed."""
 CONVOLUTIONS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 RECIPES = (
     # One model of bf16, fp16 and fp8: what one teaches about tiles holds for the others.
     Recipe(
         name="sm_90_gemm",
-        stores=("h200/gemm", "h200/gemm_top"),
+        stores=("h200/gemm", "h200/gemm_top", "h200/gemm_odd"),
         arch=H200,
         params=Params(
             trees=500,
@@ -72,10 +72,20 @@ RECIPES = (
     *(
         Recipe(
             name=f"x86_avx512_{op}_fp32",
-            stores=(f"icelake/{op}",),
-            arch=ICE_LAKE_CORE,
+            stores=(f"emerald/{op}",),
+            arch=EMERALD_CORE,
             op=op,
-            params=Params(trees=300, focus=3.0, max_features=0, max_bin=255, patience=0),
+            params=Params(
+                trees=600,
+                leaves=31,
+                learning_rate=0.05,
+                min_rows=8,
+                l2=2.0,
+                focus=3.0,
+                max_features=0,
+                max_bin=255,
+                patience=0,
+            ),
         )
         for op in ("gemm", *CONVOLUTIONS)
     ),

@@ -172,6 +172,21 @@ def test_what_was_read_in_turn_twice_tells_the_noise(small_data: Dataset) -> Non
     assert times(small_data, data, data.again_us) == [7.5, 6.5, None]
 
 
+def test_on_a_cpu_the_shortest_call_counts_of_readings_taken_alone(small_data: Dataset) -> None:
+    """What disturbs a CPU slows it; in turn, all are disturbed alike and the median is taken."""
+    problem, kernel = small_data.problems[0], small_data.kernels[0]
+    for arch, stage, expected in (
+        *[("x86_avx2", "first", 4.0), ("x86_avx2", "leader", 6.0)],
+        *[("gfx950", "first", 6.0), ("gfx950", "leader", 6.0)],
+    ):
+        setting = Setting(arch=arch, device="d", toolchain="t", policy=Policy())
+        row = Measurement.of(
+            problem, kernel, setting, status="ok", time_us=6.0, min_us=4.0, stage=stage
+        )
+        assert from_measurements([row]).time_us.tolist() == [expected]
+        assert from_measurements([replace(row, min_us=None)]).time_us.tolist() == [6.0]
+
+
 def test_unsteady_readings_are_left_out_on_a_gpu_only(small_data: Dataset) -> None:
     """A CPU shared with others is never steady; without such readings none would be left."""
     problem, kernel = small_data.problems[0], small_data.kernels[0]

@@ -129,6 +129,11 @@ CALIBRATION_TERMS = {
 """What a kernel's time is a sum of, each with a factor that training finds per kernel."""
 
 
+def on_cpu(mine: str, other: str) -> str:
+    """An expression that is `mine` for CPU kernels and `other` for the rest."""
+    return f'{mine} if k_engine == "cpu" else ({other})'
+
+
 def calibration_helpers() -> dict[str, str]:
     """`term_*` and `calibrated_us`, over the factors `k_factor_*`."""
     terms = {f"term_{name}": source for name, source in CALIBRATION_TERMS.items()}

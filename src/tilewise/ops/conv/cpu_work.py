@@ -55,14 +55,27 @@ CPU_HELPERS = {
     "slabs": "max(1, k_block // max(1, lines_h * lines_w)) if cuts == 1 else 1",
     "pixel_blocks": "ceil_div(view_images * cuts, slabs)",
     "is_merged": 'k_family == "merged"',
+    # Sums that do not fit their cache are done in parts, each with copies of its own.
+    "panels_x": "ceil_div(group_c, tn)",
+    "panels_y": "ceil_div(group_k, tm)",
+    "sums_bytes": "taps * panels_y * tm * tn * 4",
+    "is_parted": 'k_split == "channels" and k_family == "direct" and not is_dot',
+    "parts_x": "min(panels_x, ceil_div(panels_x * sums_bytes, 393216)) if is_parted else 1",
+    "parts_y": "min(panels_y, ceil_div(sums_bytes, 786432)) "
+    "if is_parted and parts_x == panels_x else 1",
+    # Another loop serves what the usual one cannot: sources spread over lanes, filters of another
+    # size, and images read in place of which every channel begins on a page of its own.
+    "is_other_loop": "group_c * group_k > 1 if is_merged else not is_square_filter "
+    'if is_whole_image else k_family == "pointwise" and p_layout == "nchw" '
+    "and lines_d * lines_h * lines_w >= 1024",
     "cpu_rows": f"weight_rows if {_WEIGHT} else pixel_rows",
     "cpu_cols": f"weight_cols if {_WEIGHT} else groups * gn if is_merged else gn",
     "cpu_steps": "(dot_pixels if is_dot else gk) / tk",
     "cpu_passes": f"pixel_blocks if {_WEIGHT} else 1 if k_kc < 1 or is_merged or is_whole_image "
     'else ceil_div(ceil_div(sources, groups), k_kc) if k_family == "direct" '
     "else ceil_div(gk, k_kc)",
-    "cpu_copied": "filter_elements + (plane_floats * p_c + "
-    f"(dot_pixels if is_dot else out_pixels) * p_k if {_WEIGHT} else "
+    "cpu_copied": "filter_elements + (plane_floats * p_c * parts_y + "
+    f"(dot_pixels if is_dot else out_pixels) * p_k * parts_x if {_WEIGHT} else "
     'groups * gm * gk if k_family == "implicit" else '
     '0 if k_family == "pointwise" else plane_floats * sources)',
 }
@@ -80,8 +93,3 @@ CPU_FEATURES = {
     "filter_panel_kib": f"gk * tn / 256 if {_IS_CPU} else 0",
     "sums_kib": f"weight_rows * weight_cols / 256 if {_IS_CPU} and {_WEIGHT} else 0",
 }
-
-
-def on_cpu(mine: str, other: str) -> str:
-    """An expression that is `mine` for CPU kernels and `other` for the rest."""
-    return f"{mine} if {_IS_CPU} else {other}"

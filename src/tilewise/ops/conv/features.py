@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewise.core.dtypes import DTYPES, OPERAND_DTYPES
 from tilewise.core.features import FeatureSet
-from tilewise.ops.conv.cpu_work import CPU_FEATURES, CPU_HELPERS, on_cpu
+from tilewise.ops.conv.cpu_work import CPU_FEATURES, CPU_HELPERS
 from tilewise.ops.conv.kernels import KERNEL_TYPES
 from tilewise.ops.conv.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
@@ -18,6 +18,7 @@ from tilewise.ops.tiling import (
     TILE_HELPERS,
     calibration_fields,
     calibration_helpers,
+    on_cpu,
     trait_features,
     word_features,
 )
@@ -77,7 +78,8 @@ _HELPERS = {
     "copied": on_cpu("cpu_copied", "0"),
     "tile_groups": on_cpu("(1 if is_merged else p_g)", "ceil_div(p_g, merged)"),
     **TILE_HELPERS,
-    "steps": on_cpu("cpu_steps", f"({TILE_HELPERS['steps']})"),
+    "misaligned": on_cpu("is_other_loop", TILE_HELPERS["misaligned"]),
+    "steps": on_cpu("cpu_steps", TILE_HELPERS["steps"]),
     **AXES,
     "at_taps": "log2(taps)",
     "at_stride": "log2(p_stride_d * p_stride_h * p_stride_w)",

@@ -68,7 +68,10 @@ _HELPERS = {
     "vector": "8 if packed_a % 8 == 0 and packed_b % 8 == 0 else "
     "4 if packed_a % 4 == 0 and packed_b % 4 == 0 else "
     "2 if packed_a % 2 == 0 and packed_b % 2 == 0 else 1",
+    # A vendor's fast routines want aligned rows of the result as well; ours store what they must.
+    "aligned_to": 'gcd(vector, p_n) if k_engine == "vendor" else vector',
     **TILE_HELPERS,
+    "misaligned": "8 / aligned_to - 1",
     "serial_steps": _SERIAL_STEPS,
     **AXES,
     "at_layout_a": f'{APART} if p_layout in ["crr", "ccr"] else 0',
@@ -118,6 +121,7 @@ _PROBLEM_FEATURES = {
 }
 
 _OWN_FEATURES = {
+    "rows_aligned_to": "aligned_to",
     "swapped": "is_swapped",
     "rows_on_tile": "rows",
     "cols_on_tile": "cols",
