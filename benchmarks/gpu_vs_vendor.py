@@ -276,7 +276,7 @@ def main() -> int:
             print(
                 f"{model:14} {problem.m:6} x {problem.n:6} x {problem.k:6}  "
                 f"vendor {row.vendor_us:9.1f} us  ours {row.best_us:9.1f} us  "
-                f"{row.ratio:6.3f}  {row.best}",
+                f"{row.ratio:6.3f}  selected {row.selected_ratio or 0:6.3f}  {row.best}",
                 *(f"{name}={value:.3g}" for name, value in row.tuning().items()),
                 flush=True,
             )
