@@ -156,7 +156,9 @@ def test_readings_taken_alone_are_compared_with_those_taken_in_turn(small_data: 
         assert times(small_data, data, data.again_us) == [18.0, 17.0, None, None]
 
 
-def test_what_was_read_in_turn_twice_tells_the_noise(small_data: Dataset) -> None:
+def test_what_was_read_in_turn_twice_tells_the_noise(
+    small_data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kernel 2 was read in turn once only; its reading alone is no second one of the kind."""
     rows = read(
         small_data,
@@ -166,6 +168,9 @@ def test_what_was_read_in_turn_twice_tells_the_noise(small_data: Dataset) -> Non
             *[(k, "leader", "ok", us) for k, us in [(0, 7.5), (1, 6.5)]],
         ],
     )
+    few = from_measurements(rows)
+    assert times(small_data, few, few.first_us) == [9.0, 8.0, 9.5]
+    monkeypatch.setattr("tilewise.learn.dataset.SECOND_CONTESTS", 1)
     data = from_measurements(rows)
     assert times(small_data, data, data.time_us) == [7.5, 6.5, 9.0]
     assert times(small_data, data, data.first_us) == [7.0, 6.0, None]

@@ -29,6 +29,9 @@ from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
 log = logging.getLogger("tilewise")
 
+SECOND_CONTESTS = 30
+"""So many problems that were read in turn twice tell the noise, however many there are."""
+
 _NEEDED = (
     *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
@@ -60,8 +63,8 @@ class Dataset:
     device: str = ""
     first_us: Array | None = None
     again_us: Array | None = None
-    """The first reading of rows that were read again, and the one that counts; else NaN. Where some
-    were read in turn twice, only those count as read again, by both of these readings."""
+    """The first reading of rows that were read again, and the one that counts; else NaN. Where
+    enough problems were read in turn twice, only those count, by both of these readings."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -293,11 +296,11 @@ def _read_twice(
 ) -> tuple[Array, Array]:
     """The first reading of pairs that were read again, and the one that counts.
 
-    A reading taken alone and one taken in turn differ by more than noise. So where any pair was
-    read in turn twice, the last two of those tell how well a reading can be repeated.
+    A reading taken alone and one taken in turn differ by more than noise. So where enough problems
+    were read in turn twice, the last two of those tell how well a reading can be repeated.
     """
     turns = [[r for r in good if r["stage"] == "leader"][-2:] for good in right]
-    if any(len(pair) == 2 for pair in turns):
+    if len({pair[0]["problem_key"] for pair in turns if len(pair) == 2}) >= SECOND_CONTESTS:
         both = [(pair[0], pair[1]) if len(pair) == 2 else ({}, {}) for pair in turns]
     else:
         both = [(first, counts if first else {}) for first, counts in read]

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.compile_expr import Array
-from tilewise.learn.dataset import Dataset
+from tilewise.learn.dataset import SECOND_CONTESTS, Dataset
 from tilewise.learn.score import judge
 
 _ENOUGH = 0.5
 """The share of rows with a spread, or of problems measured again, that a ceiling needs."""
-_SAMPLE = 30
-"""So many problems measured again are enough, however many there are."""
 
 
 def noise_ceiling(data: Dataset, *, seed: int = 0, draws: int = 200) -> dict[str, Any] | None:
@@ -39,7 +37,7 @@ def remeasured(data: Dataset) -> dict[str, float] | None:
     problems = len(np.unique(data.problem_index[data.is_ok]))
     found = len(np.unique(data.problem_index[twice]))
     is_sample = found < _ENOUGH * problems
-    if is_sample and found < _SAMPLE:
+    if is_sample and found < SECOND_CONTESTS:
         return None
     again = replace(data, time_us=np.where(twice, data.again_us, np.nan))
     outcome = judge(again, np.where(twice, -data.first_us, -np.inf))
