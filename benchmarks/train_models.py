@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ EMERALD_CORE = load_arch("x86_avx512").with_figures(
     compute_units=1, clock_mhz=3000, l2_bytes=2 << 20, l3_bytes=300 << 20, memory_gb_s=12.0
 )
 """One core of the machine that was measured; its clock and bandwidth are assumed."""
+UNSPARING = Params(l2=2.0, focus=3.0, max_features=0, max_bin=255, patience=0)
+"""All features, finely cut, and every tree."""
 CONVOLUTIONS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 RECIPES = (
     # One model of bf16, fp16 and fp8: what one teaches about tiles holds for the others.
@@ -57,17 +59,7 @@ RECIPES = (
         name="sm_90_gemm",
         stores=("h200/gemm", "h200/gemm_top", "h200/gemm_odd"),
         arch=H200,
-        params=Params(
-            trees=500,
-            leaves=63,
-            learning_rate=0.07,
-            min_rows=10,
-            l2=2.0,
-            focus=3.0,
-            max_features=0,
-            max_bin=255,
-            patience=0,
-        ),
+        params=replace(UNSPARING, trees=500, leaves=63, learning_rate=0.07, min_rows=10),
     ),
     *(
         Recipe(
@@ -75,17 +67,7 @@ RECIPES = (
             stores=(f"emerald/{op}",),
             arch=EMERALD_CORE,
             op=op,
-            params=Params(
-                trees=600,
-                leaves=31,
-                learning_rate=0.05,
-                min_rows=8,
-                l2=2.0,
-                focus=3.0,
-                max_features=0,
-                max_bin=255,
-                patience=0,
-            ),
+            params=replace(UNSPARING, trees=600, leaves=31, learning_rate=0.05, min_rows=8),
         )
         for op in ("gemm", *CONVOLUTIONS)
     ),

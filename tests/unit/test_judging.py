@@ -170,7 +170,7 @@ def test_what_was_read_in_turn_twice_tells_the_noise(
     )
     few = from_measurements(rows)
     assert times(small_data, few, few.first_us) == [9.0, 8.0, 9.5]
-    monkeypatch.setattr("tilewise.learn.dataset.SECOND_CONTESTS", 1)
+    monkeypatch.setattr("tilewise.learn.readings.SECOND_CONTESTS", 1)
     data = from_measurements(rows)
     assert times(small_data, data, data.time_us) == [7.5, 6.5, 9.0]
     assert times(small_data, data, data.first_us) == [7.0, 6.0, None]

@@ -20,17 +20,15 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import UNSTEADY, Measurement
+from tilewise.core.measurement import Measurement
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
+from tilewise.learn.readings import column, comparable, read_twice, reading, right_readings, usable
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
 log = logging.getLogger("tilewise")
-
-SECOND_CONTESTS = 30
-"""So many problems that were read in turn twice tell the noise, however many there are."""
 
 _NEEDED = (
     *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
@@ -202,17 +200,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         rows = [r for r in rows if r[name] == counts[0][0]]
     if not isinstance(arch, Arch):
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
-    if arch.kind == "cpu":
-        # Whatever disturbs a shared CPU slows it, and readings in turn even that out; of those
-        # taken alone the shortest call is nearest to what a kernel takes.
-        rows = [r if r["stage"] == "leader" else _shortest(r) for r in rows]
-    else:
-        rows = [r for r in rows if (r["spread_us"] or 0) <= UNSTEADY * (r["time_us"] or 0)]
-    return _arrays(rows, only["op"], arch)
-
-
-def _shortest(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "time_us": row["min_us"] or row["time_us"]}
+    return _arrays(usable(rows, arch.kind), only["op"], arch)
 
 
 def measured_arch(name: str, device: str) -> Arch:
@@ -250,10 +238,10 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
     given = get_op(op)
-    right = [_right(found) for found in pairs.values()]
-    read = [_reading(good) for good in right]
+    right = [right_readings(found) for found in pairs.values()]
+    read = [reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
-    alone_us = _column(first.get("time_us") for first, _ in read)
+    alone_us = column(first.get("time_us") for first, _ in read)
     return Dataset(
         op,
         arch,
@@ -262,74 +250,9 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
         index[:, 0],
         index[:, 1],
-        _comparable(read, index[:, 0], alone_us),
-        _column(r.get("spread_us") for _, r in read),
+        comparable(read, index[:, 0], alone_us),
+        column(r.get("spread_us") for _, r in read),
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
-        *_read_twice(right, read),
+        *read_twice(right, read),
     )
-
-
-_Reading = tuple[Mapping[str, Any], Mapping[str, Any]]
-
-
-def _right(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The right readings of a pair in order; none where the row that holds says it has failed."""
-    order = sorted(rows, key=lambda r: (r["is_verdict"], r["attempt"], -(r["time_us"] or 0.0)))
-    holds = {r["key"]: r["is_verdict"] and r["status"] == "ok" for r in order}
-    return [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
-
-
-def _reading(good: Sequence[Mapping[str, Any]]) -> _Reading:
-    """The first reading of a pair, if there are more, and the one that counts.
-
-    One among leaders, taken in turn with them, counts before one taken alone; of several the last.
-    """
-    if not good:
-        return {}, {}
-    counts = ([r for r in good if r["stage"] == "leader"] or good)[-1]
-    return (good[0] if good[0] is not counts else {}), counts
-
-
-def _read_twice(
-    right: Sequence[Sequence[Mapping[str, Any]]], read: Sequence[_Reading]
-) -> tuple[Array, Array]:
-    """The first reading of pairs that were read again, and the one that counts.
-
-    A reading taken alone and one taken in turn differ by more than noise. So where enough problems
-    were read in turn twice, the last two of those tell how well a reading can be repeated.
-    """
-    turns = [[r for r in good if r["stage"] == "leader"][-2:] for good in right]
-    if len({pair[0]["problem_key"] for pair in turns if len(pair) == 2}) >= SECOND_CONTESTS:
-        both = [(pair[0], pair[1]) if len(pair) == 2 else ({}, {}) for pair in turns]
-    else:
-        both = [(first, counts if first else {}) for first, counts in read]
-    first, again = (_column(pair[at].get("time_us") for pair in both) for at in (0, 1))
-    return first, again
-
-
-def _comparable(
-    read: Sequence[_Reading], problem_index: NDArray[np.int64], first_us: Array
-) -> Array:
-    """The times that count, those read alone moved to where those read in turn are.
-
-    Kernels read in turn find the device in another state than each of them did alone: on an H200
-    short ones took 0.4 us less, and those of a millisecond up to a quarter more. Left as they are,
-    the best of a problem would be whichever kind of reading is the faster. What was read both ways
-    tells by how much; faster kernels are moved in proportion, so that no time falls below zero.
-    """
-    time_us = _column(counts.get("time_us") for _, counts in read)
-    in_turn = np.array([counts.get("stage") == "leader" for _, counts in read])
-    twice = in_turn & np.isfinite(first_us)
-    order = np.argsort(problem_index, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(problem_index[order])) + 1):
-        both, alone = rows[twice[rows]], rows[~in_turn[rows]]
-        if len(both):
-            shift = np.median(time_us[both] - first_us[both])
-            level = np.median(first_us[both])
-            time_us[alone] += shift * np.minimum(1.0, time_us[alone] / level)
-    return time_us
-
-
-def _column(values: Iterable[float | None]) -> Array:
-    return np.array([np.nan if v is None else v for v in values], np.float64)

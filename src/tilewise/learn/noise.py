@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.compile_expr import Array
-from tilewise.learn.dataset import SECOND_CONTESTS, Dataset
+from tilewise.learn.dataset import Dataset
+from tilewise.learn.readings import SECOND_CONTESTS
 from tilewise.learn.score import judge
 
 _ENOUGH = 0.5
