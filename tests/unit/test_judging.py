@@ -204,6 +204,25 @@ def test_unsteady_readings_are_left_out_on_a_gpu_only(small_data: Dataset) -> No
         assert from_measurements([row, other]).time_us.tolist() == [*kept, 7.0]
 
 
+def test_readings_compare_whoever_was_read_again(small_data: Dataset) -> None:
+    """How many leaders a policy wants is no part of how a time is taken; its time is."""
+    problem, (one, other) = small_data.problems[0], small_data.kernels[:2]
+    rows = [
+        Measurement.of(
+            problem,
+            kernel,
+            Setting(arch="gfx950", device="d", toolchain="t", policy=policy),
+            status="ok",
+            time_us=6.0,
+        )
+        for kernel, policy in ((one, Policy()), (other, Policy(noise=0.5, max_leaders=3)))
+    ]
+    assert len(from_measurements(rows)) == 2
+    longer = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy(time_ms=9.0))
+    odd = Measurement.of(problem, small_data.kernels[2], longer, status="ok", time_us=6.0)
+    assert len(from_measurements([*rows, odd])) == 2
+
+
 def bands(*means: float) -> list[dict[str, Any]]:
     return [{"octaves": [i / 2, (i + 1) / 2], "mean": mean} for i, mean in enumerate(means)]
 

@@ -18,6 +18,7 @@ from tilewise.core.arch import load_arch
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import from_lightgbm
 from tilewise.core.model import load_model
+from tilewise.core.packed import pack, unpack
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
 from tilewise.learn.cross import SEEN, cross_validate, hard_weight, mined
@@ -326,6 +327,40 @@ def test_a_forest_survives_json(small_trained: Any) -> None:
     assert again.to_dict() == forest.to_dict()
 
 
+def test_a_forest_of_plain_lists_is_read(small_trained: Any) -> None:
+    forest = small_trained.model.forests["rank"]
+    lists = forest.to_dict() | {"thresholds": [t.tolist() for t in forest.thresholds]}
+    lists |= {
+        name: getattr(forest, name).tolist()
+        for name, value in forest.to_dict().items()
+        if isinstance(value, str)
+    }
+    assert type(forest).from_dict(lists).to_dict() == forest.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array([0, 255]), "u1"),
+        (np.array([-1, 255]), "i2"),
+        (np.array([-(2**15) - 1, 3]), "i4"),
+        (np.array([2**31]), "i8"),
+        (np.array([], np.int32), "u1"),
+        (np.array([0.1, np.nan, -0.0, np.inf]), "f8"),
+    ],
+)
+def test_packed_numbers_come_back_in_few_bytes(values: Any, kind: str) -> None:
+    text = pack(values)
+    assert text.startswith(f"{kind}:")
+    assert unpack(text, values.dtype.type).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("text", ["f4:AAAA", "u1:A", "u1:!!!!", ""])
+def test_packed_numbers_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"packed as|padding|base64"):
+        unpack(text, np.int32)
+
+
 def test_a_single_leaf_is_a_constant() -> None:
     text = "tree\n\nTree=0\nnum_leaves=1\nnum_cat=0\nleaf_value=0.25\n\n\nend of trees\n"
     forest = from_lightgbm(text, ["a"])
@@ -365,7 +400,7 @@ def test_a_newer_schema_is_refused(small_model: Path, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "m")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
-    with pytest.raises(ModelError, match=r"schema 99; this version reads up to 1\. Update"):
+    with pytest.raises(ModelError, match=r"schema 99; this version reads up to 2\. Update"):
         load_model(folder)
 
 
@@ -385,7 +420,9 @@ def test_arrays_that_do_not_fit_are_refused(small_model: Path, tmp_path: Path) -
 
     folder = copied(small_model, tmp_path / "m")
     body = json.loads(gzip.decompress((folder / "model.json.gz").read_bytes()))
-    body["forests"]["rank"]["left"][0] = 0  # a node that is its own child would never end
+    left = unpack(body["forests"]["rank"]["left"], np.int32)
+    left[0] = 0  # a node that is its own child would never end
+    body["forests"]["rank"]["left"] = pack(left)
     packed = gzip.compress(json.dumps(body).encode())
     (folder / "model.json.gz").write_bytes(packed)
     manifest = json.loads((folder / "manifest.json").read_text())

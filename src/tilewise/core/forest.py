@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
+from tilewise.core.packed import pack, unpack
 from tilewise.errors import ModelError
 
 MAX_THRESHOLDS = 255
@@ -92,8 +93,8 @@ class Forest:
         arrays = ("node_feature", "node_bin", "left", "right", "node_start", "leaf_start", "leaf")
         return {
             "features": list(self.features),
-            "thresholds": [t.tolist() for t in self.thresholds],
-            **{name: getattr(self, name).tolist() for name in arrays},
+            "thresholds": [pack(t) for t in self.thresholds],
+            **{name: pack(getattr(self, name)) for name in arrays},
             "scale": self.scale,
             "offset": self.offset,
         }
@@ -102,7 +103,7 @@ class Forest:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The forest that `to_dict` wrote; impossible structure is refused."""
         ints = {
-            name: np.array(values[name], np.int32)
+            name: unpack(values[name], np.int32)
             for name in (
                 *("node_feature", "node_bin", "left", "right"),
                 *("node_start", "leaf_start", "leaf"),
@@ -110,7 +111,7 @@ class Forest:
         }
         forest = cls(
             features=tuple(values["features"]),
-            thresholds=tuple(np.array(t, np.float64) for t in values["thresholds"]),
+            thresholds=tuple(unpack(t, np.float64) for t in values["thresholds"]),
             **ints,
             scale=float(values["scale"]),
             offset=float(values["offset"]),

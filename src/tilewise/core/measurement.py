@@ -100,6 +100,10 @@ class Policy:
         return digest({"policy": self.to_dict()})
 
 
+WHO_IS_READ_AGAIN = ("noise", "max_leaders")
+"""Fields of a policy that leave open how a reading is taken: those of one kernel compare whatever
+they are."""
+
 POLICIES: dict[str, Policy] = {
     "cpu": Policy(),
     "gpu": Policy(cache="cold", time_ms=2.0, warmup=1, min_repeats=3, max_repeats=20),

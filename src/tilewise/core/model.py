@@ -29,9 +29,11 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
+from tilewise.core.packed import pack, unpack
 from tilewise.errors import ModelError
 
-MODEL_SCHEMA = 1
+MODEL_SCHEMA = 2
+"""1 had plain lists in place of packed numbers; they are read as well."""
 MAX_BODY_BYTES = 256 * 2**20
 _BODY, _SPEC, _MANIFEST = "model.json.gz", "feature_spec.json", "manifest.json"
 
@@ -92,25 +94,23 @@ class Measured:
     """Canonical JSON, in the order of `points`."""
 
     def to_dict(self) -> dict[str, Any]:
-        efficiency = [None if np.isnan(e) else round(float(e), 6) for e in self.efficiency]
         return {
             "axes": list(self.axes),
-            "points": self.points.round(6).tolist(),
-            "efficiency": efficiency,
+            "points": pack(self.points.round(6).ravel()),
+            "efficiency": pack(self.efficiency.round(6)),
             "reach": self.reach,
-            "problems": list(self.problems),  # as text: there are thousands, and few are looked at
+            "problems": "\n".join(self.problems),  # thousands, of which few are ever looked at
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measured:
-        points = np.array(values["points"], np.float64).reshape(-1, len(values["axes"]))
-        efficiency = [np.nan if e is None else e for e in values["efficiency"]]
+        problems = values["problems"]
         return cls(
             axes=tuple(values["axes"]),
-            points=points,
-            efficiency=np.array(efficiency, np.float64),
+            points=unpack(values["points"], np.float64).reshape(-1, len(values["axes"])),
+            efficiency=unpack(values["efficiency"], np.float64),
             reach=float(values["reach"]),
-            problems=tuple(map(str, values["problems"])),
+            problems=tuple(problems.split("\n") if isinstance(problems, str) else problems),
         )
 
 

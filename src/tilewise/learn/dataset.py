@@ -20,7 +20,7 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement
+from tilewise.core.measurement import WHO_IS_READ_AGAIN, Measurement
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
@@ -192,6 +192,9 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
     # Times of several devices or policies are different facts: the most common are learned from.
+    timed = {text: how_timed(text) for text in {r["policy"] for r in rows}}
+    for row in rows:
+        row["policy"] = timed[row["policy"]]
     for name in ("device", "policy"):
         counts = Counter(r[name] for r in rows).most_common()
         if len(counts) > 1:
@@ -201,6 +204,12 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     if not isinstance(arch, Arch):
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
     return _arrays(usable(rows, arch.kind), only["op"], arch)
+
+
+def how_timed(policy: str) -> str:
+    """A policy's JSON without what only says whose times are read again."""
+    fields = json.loads(policy).items()
+    return json.dumps({k: v for k, v in fields if k not in WHO_IS_READ_AGAIN})
 
 
 def measured_arch(name: str, device: str) -> Arch:
