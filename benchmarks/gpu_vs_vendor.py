@@ -34,8 +34,9 @@ from tilewise.sweep.bench_cuda import CudaTimer
 from tilewise.sweep.timing import measure, measure_in_turn
 
 SCREEN = Policy(cache="cold", time_ms=1.5, warmup=2, min_repeats=5, max_repeats=20)
-FINAL = Policy(cache="cold", time_ms=8.0, warmup=2, min_repeats=12, max_repeats=60, rounds=4)
+FINAL = Policy(cache="cold", time_ms=9.0, warmup=2, min_repeats=18, max_repeats=90, rounds=9)
 LEADERS = 6
+VENDOR = "gemm_vendor_torch"
 LARGE_FLOPS = 1e11
 """From here on a product is bound by arithmetic and counts as large."""
 AUTOTUNED = 10
@@ -165,27 +166,27 @@ def run(
     searched = time.perf_counter() - start
     leaders = sorted(found, key=lambda entry: entry[0])[:LEADERS]
     chosen, selection_us = select(problem, arch)
-    calls: list[Callable[[], Any]] = [contest.vendor, *(call for _, _, call in leaders)]
-    if chosen is not None:
-        is_ours = chosen.engine == "triton"
-        calls.append(contest.ours(chosen, engine) if is_ours else contest.vendor)
-    times = [t.time_us for t in measure_in_turn(calls, final, FINAL, lambda _: None)]
-    best = min(range(len(leaders)), key=lambda i: times[1 + i])
+    calls = {VENDOR: contest.vendor} | {kernel.name: call for _, kernel, call in leaders}
+    if chosen is not None and chosen.name not in calls:
+        calls[chosen.name] = contest.ours(chosen, engine)
+    timings = measure_in_turn(list(calls.values()), final, FINAL, lambda _: None)
+    times = {name: t.time_us for name, t in zip(calls, timings, strict=True)}
+    best = min((kernel.name for _, kernel, _ in leaders), key=times.__getitem__)
     row = Row(
         model=model,
         problem=problem.to_dict(),
         shape_class=shape_class(problem),
-        vendor_us=times[0],
-        best_us=times[1 + best],
-        best=leaders[best][1].name,
-        ratio=times[0] / times[1 + best],
+        vendor_us=times[VENDOR],
+        best_us=times[best],
+        best=best,
+        ratio=times[VENDOR] / times[best],
         kernels=len(found),
         search_s=searched,
-        final_us={k.name: us for (_, k, _), us in zip(leaders, times[1:], strict=False)},
+        final_us=times,
     )
     if chosen is not None:
         row.selected, row.selection_us = chosen.name, selection_us
-        row.selected_ratio = times[0] / times[-1]
+        row.selected_ratio = times[VENDOR] / times[chosen.name]
     if tune:
         compare_autotuners(row, contest, [call for _, _, call in found], final)
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,18 @@ def test_slow_calls_all_count_and_stay_within_the_time(seconds: float, calls: in
 
 
 def test_leaders_take_turns() -> None:
-    policy = Policy(warmup=1, min_repeats=4, max_repeats=4, rounds=2)
+    policy = Policy(warmup=1, min_repeats=8, max_repeats=8, rounds=8)
     order: list[int] = []
-    calls = [lambda at=at: 10.0 + at for at in range(3)]
+    calls = [lambda at=at: 10.0 + at for at in range(4)]
     timings = measure_in_turn(calls, Clock(policy), policy, order.append)
-    assert order == [0, 1, 2, 0, 1, 2, 1, 2, 0]
-    assert [t.time_us for t in timings] == [10.0, 11.0, 12.0]
-    assert [t.repeats for t in timings] == [4, 4, 4]
+    rounds = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
+    assert len(rounds) == 1 + 8  # the first finds how often to call
+    assert all(sorted(turns) == [0, 1, 2, 3] for turns in rounds)
+    assert len(set(rounds[1:])) > 4
+    before = [{a for turns in rounds[1:] for a, b in pairwise(turns) if b == at} for at in range(4)]
+    assert all(len(others) > 1 for others in before)  # nobody runs after the same one always
+    assert [t.time_us for t in timings] == [10.0, 11.0, 12.0, 13.0]
+    assert [t.repeats for t in timings] == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("slow", [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.4, 0.8, 3.0, 1.0]])
