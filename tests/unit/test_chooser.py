@@ -1,4 +1,4 @@
-"""Choosing: lazily, but as if every kernel had been asked; built kernels win ties."""
+"""Choosing: lazily, but as if all kernels had been asked; the vendor and built kernels win ties."""
 
 from __future__ import annotations
 
@@ -103,9 +103,8 @@ def test_few_kernels_are_asked_whether_they_can_serve() -> None:
     registry.op = replace(registry.op, why_unusable=counting)
     choice = Dispatcher(registry, rankers=[Oracle(us)]).select(PROBLEMS[0])
     assert choice.kernel == legal[0]
-    assert len(asked) == 1
     assert choice.ranking[1].kernel == legal[1]
-    assert len(asked) == 3  # with one that cannot serve
+    assert len(asked) == 3  # the best, the next, which is no tie, and one that cannot serve
     assert len(choice.ranking) + len(choice.rejected) == len(registry)
     assert len(asked) == len(registry)
 
@@ -154,6 +153,25 @@ def test_a_built_kernel_wins_a_tie_and_nothing_more() -> None:
     assert "already built" in choice.reason
     registry.note_build(Build(kernel=best, status="ok"))
     assert Dispatcher(registry, rankers=[Oracle(us)]).select(problem).kernel == best
+
+
+def test_the_vendor_wins_a_tie_and_nothing_more() -> None:
+    registry = registry_of("gemm", X86, 40)
+    vendor = VendorKernel(op_name="gemm", library="torch")
+    best = next(
+        k
+        for k in registry
+        if registry.op.why_unusable(k, PROBLEMS[0], X86) is None
+        and not k.alignment(PROBLEMS[0])
+        and k != vendor
+    )
+    us = dict.fromkeys((kernel.name for kernel in registry), 500.0) | {best.name: 100.0}
+    registry.note_build(Build(kernel=best, status="ok"))
+    for vendor_us, chosen in ((101.9, vendor), (102.1, best)):
+        oracle = Oracle(us | {vendor.name: vendor_us})
+        choice = Dispatcher(registry, rankers=[oracle]).select(PROBLEMS[0])
+        assert choice.kernel == chosen
+        assert ("the vendor's" in choice.reason) == (chosen == vendor)
 
 
 def test_choices_are_remembered_until_the_registry_changes() -> None:

@@ -22,7 +22,8 @@ from tilewise.dispatch.registry import Registry
 from tilewise.selection.choice import Choice, Ranked, Ranker, Ranking
 
 TIE = 0.02
-"""Predictions this close are ties; among them a kernel that is already built is preferred."""
+"""Predictions this close are ties. The vendor's routine wins them: it need not be compiled, and
+whoever is wrong about it loses nothing. Next comes a kernel that is already built."""
 REMEMBERED = 512
 
 Key = tuple[int, bool, float, int]
@@ -121,10 +122,10 @@ class Chooser:
         if not ranking:
             return None
         reason = f"fastest of {len(self._pool(problem.dtype).kernels)} by the {ranker.path} ranking"
-        place = self._built_among_ties(ranking)
+        place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
-            notes.append("of kernels predicted level, the one already built")
+            notes.append(f"of kernels predicted level, {taken}")
         return Choice(
             problem=problem,
             kernel=ranking[0].kernel,
@@ -176,17 +177,23 @@ class Chooser:
             _, _, paid_us, at = heapq.heappop(charged)
             yield at, paid_us
 
-    def _built_among_ties(self, ranking: Ranking) -> int:
-        """The place of the first kernel level with the best that is built; 0 without any."""
-        if not self.registry.has_builds:
-            return 0
+    def _among_ties(self, ranking: Ranking, pool: Pool) -> tuple[int, str]:
+        """Which of the kernels level with the best is taken, and why; 0 for the best itself."""
+        if not self.registry.has_builds and not pool.is_vendor.any():
+            return 0, ""
         best = ranking[0]
-        level = self.registry.priority_of(best.kernel)
+        priority = self.registry.priority_of(best.kernel)
+        ties = []
         for place, ranked in enumerate(ranking):
             if ranked.predicted_us > best.predicted_us * (1 + TIE):
                 break
-            build = self.registry.build_of(ranked.kernel)
-            same = self.registry.priority_of(ranked.kernel) == level
-            if same and build is not None and build.status == "ok":
-                return place
-        return 0
+            if self.registry.priority_of(ranked.kernel) == priority:
+                ties.append((place, ranked.kernel))
+        for place, kernel in ties:
+            if kernel.engine == "vendor":
+                return place, "the vendor's"
+        for place, kernel in ties:
+            build = self.registry.build_of(kernel)
+            if build is not None and build.status == "ok":
+                return place, "the one already built"
+        return 0, ""
