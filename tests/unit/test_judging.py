@@ -204,9 +204,10 @@ def test_unsteady_readings_are_left_out_on_a_gpu_only(small_data: Dataset) -> No
         assert from_measurements([row, other]).time_us.tolist() == [*kept, 7.0]
 
 
-def test_readings_compare_whoever_was_read_again(small_data: Dataset) -> None:
-    """How many leaders a policy wants is no part of how a time is taken; its time is."""
-    problem, (one, other) = small_data.problems[0], small_data.kernels[:2]
+def test_readings_compare_however_often_they_were_taken(small_data: Dataset) -> None:
+    """A policy's repeats are no part of what is timed; whether the cache is cold is."""
+    problem = small_data.problems[0]
+    policies = (Policy(), Policy(noise=0.5, rounds=9, time_ms=9.0), Policy(cache="cold"))
     rows = [
         Measurement.of(
             problem,
@@ -215,12 +216,30 @@ def test_readings_compare_whoever_was_read_again(small_data: Dataset) -> None:
             status="ok",
             time_us=6.0,
         )
-        for kernel, policy in ((one, Policy()), (other, Policy(noise=0.5, max_leaders=3)))
+        for kernel, policy in zip(small_data.kernels[:3], policies, strict=True)
     ]
     assert len(from_measurements(rows)) == 2
-    longer = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy(time_ms=9.0))
-    odd = Measurement.of(problem, small_data.kernels[2], longer, status="ok", time_us=6.0)
-    assert len(from_measurements([*rows, odd])) == 2
+
+
+def test_several_contests_count_together_at_the_pace_of_the_last(small_data: Dataset) -> None:
+    """The second ran half as fast. Kernel 2 was in the first only, kernel 3 in the second."""
+    first = read(
+        small_data, [(k, "leader", "ok", us) for k, us in ((0, 10.0), (1, 11.0), (2, 15.0))]
+    )
+    second = read(
+        small_data, [(k, "leader", "ok", us) for k, us in ((0, 20.0), (1, 22.0), (3, 26.0))]
+    )
+    rows = [replace(r, run_id="20260101") for r in first]
+    rows += [replace(r, run_id="20260102", attempt=r.attempt + 9) for r in second]
+    for order in (rows, rows[::-1]):
+        data = from_measurements(order)
+        assert times(small_data, data, data.time_us) == [20.0, 22.0, 30.0, 26.0]
+    # Where they do not agree, the mean counts.
+    rows[1] = replace(rows[1], time_us=11.0 * 1.21)
+    data = from_measurements(rows)
+    found = times(small_data, data, data.time_us)
+    assert found[:2] == pytest.approx([20.0 / 1.1**0.5, 22.0 * 1.1**0.5])
+    assert found[2:] == pytest.approx([30.0 / 1.1, 26.0])
 
 
 def bands(*means: float) -> list[dict[str, Any]]:

@@ -100,9 +100,8 @@ class Policy:
         return digest({"policy": self.to_dict()})
 
 
-WHO_IS_READ_AGAIN = ("noise", "max_leaders")
-"""Fields of a policy that leave open how a reading is taken: those of one kernel compare whatever
-they are."""
+TIMED = ("cache", "launch", "threads")
+"""Fields of a policy that say what is timed; the others say how often, and whose times."""
 
 POLICIES: dict[str, Policy] = {
     "cpu": Policy(),

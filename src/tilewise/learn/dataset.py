@@ -20,18 +20,27 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import WHO_IS_READ_AGAIN, Measurement
+from tilewise.core.measurement import TIMED, Measurement
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
-from tilewise.learn.readings import column, comparable, read_twice, reading, right_readings, usable
+from tilewise.learn.readings import (
+    column,
+    comparable,
+    in_turn_us,
+    read_twice,
+    reading,
+    right_readings,
+    usable,
+)
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
 log = logging.getLogger("tilewise")
 
 _NEEDED = (
-    *("key", "attempt", "problem_key", "kernel_key", "op", "dtype", "problem", "labels"),
+    *("key", "run_id", "attempt", "problem_key", "kernel_key"),
+    *("op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
     *("time_us", "min_us", "spread_us", "repeats"),
 )
@@ -192,7 +201,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
     # Times of several devices or policies are different facts: the most common are learned from.
-    timed = {text: how_timed(text) for text in {r["policy"] for r in rows}}
+    timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
     for name in ("device", "policy"):
@@ -206,10 +215,9 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     return _arrays(usable(rows, arch.kind), only["op"], arch)
 
 
-def how_timed(policy: str) -> str:
-    """A policy's JSON without what only says whose times are read again."""
-    fields = json.loads(policy).items()
-    return json.dumps({k: v for k, v in fields if k not in WHO_IS_READ_AGAIN})
+def what_is_timed(policy: str) -> str:
+    """What a policy's JSON says beside how often and whose times are read."""
+    return json.dumps({name: value for name, value in json.loads(policy).items() if name in TIMED})
 
 
 def measured_arch(name: str, device: str) -> Arch:
@@ -259,7 +267,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
         index[:, 0],
         index[:, 1],
-        comparable(read, index[:, 0], alone_us),
+        comparable(read, in_turn_us(right, index[:, 0]), index[:, 0], alone_us),
         column(r.get("spread_us") for _, r in read),
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),

@@ -14,6 +14,8 @@ from tilewise.core.measurement import UNSTEADY
 SECOND_CONTESTS = 30
 """So many problems that were read in turn twice tell the noise, however many there are."""
 
+_POLISHES = 3
+
 Row = Mapping[str, Any]
 Reading = tuple[Row, Row]
 
@@ -64,7 +66,40 @@ def read_twice(right: Sequence[Sequence[Row]], read: Sequence[Reading]) -> tuple
     return first, again
 
 
-def comparable(read: Sequence[Reading], problem_index: NDArray[np.int64], first_us: Array) -> Array:
+def in_turn_us(right: Sequence[Sequence[Row]], problem_index: NDArray[np.int64]) -> Array:
+    """Each pair's time in turn with others, NaN where it was never read so.
+
+    A problem may have had several contests, each on a device at a pace of its own. Kernels of more
+    than one tell the paces; the mean of a kernel's readings counts, at the pace of the last.
+    """
+    found = [{r["run_id"]: r["time_us"] for r in good if r["stage"] == "leader"} for good in right]
+    time_us = column(next(reversed(runs.values()), None) for runs in found)
+    again = np.array([len(runs) > 1 for runs in found], bool)
+    rows = np.flatnonzero(np.isin(problem_index, problem_index[again]) & np.isfinite(time_us))
+    rows = rows[np.argsort(problem_index[rows], kind="stable")]
+    for of_one in np.split(rows, np.flatnonzero(np.diff(problem_index[rows])) + 1):
+        runs = sorted({run for row in of_one for run in found[row]})  # they begin with their time
+        log = np.log([column(found[row].get(run) for run in runs) for row in of_one])
+        time_us[of_one] = np.exp(_at_last_pace(log)) if len(runs) > 1 else time_us[of_one]
+    return time_us
+
+
+def _at_last_pace(log: Array) -> Array:
+    """The mean of each row without NaN, every column brought to the pace of the last."""
+    shared = log[np.isfinite(log).sum(axis=1) > 1]
+    pace = np.zeros(log.shape[1])
+    for _ in range(_POLISHES):
+        own = np.nanmedian(shared - pace, axis=1, keepdims=True)
+        apart = shared - own
+        known = np.isfinite(apart).any(axis=0)
+        pace[known] = np.nanmedian(apart[:, known], axis=0)
+    result: Array = np.nanmean(log - pace + pace[-1], axis=1)
+    return result
+
+
+def comparable(
+    read: Sequence[Reading], in_turn_us: Array, problem_index: NDArray[np.int64], first_us: Array
+) -> Array:
     """The times that count, those read alone moved to where those read in turn are.
 
     Kernels read in turn find the device in another state than each of them did alone: on an H200
@@ -72,8 +107,8 @@ def comparable(read: Sequence[Reading], problem_index: NDArray[np.int64], first_
     the best of a problem would be whichever kind of reading is the faster. What was read both ways
     tells by how much; faster kernels are moved in proportion, so that no time falls below zero.
     """
-    time_us = column(counts.get("time_us") for _, counts in read)
-    in_turn = np.array([counts.get("stage") == "leader" for _, counts in read])
+    in_turn = np.isfinite(in_turn_us)
+    time_us = np.where(in_turn, in_turn_us, column(counts.get("time_us") for _, counts in read))
     twice = in_turn & np.isfinite(first_us)
     order = np.argsort(problem_index, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(problem_index[order])) + 1):
