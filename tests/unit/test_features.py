@@ -171,6 +171,37 @@ def test_convolution_features_agree_with_the_problem(direction: str, layer: dict
     assert v["is_pointwise"] == problem.is_pointwise
 
 
+@pytest.mark.parametrize(
+    ("kernel", "m", "n", "k", "cycles"),
+    [
+        # A row of tiles: two of 8 x 3 vectors in 12, one of 8 x 1 in 4.5; below them 2 rows, in 4.
+        ("unpacked_inplace_m8_n48_mc0_kc0_nc0_u1_p0_bygrid", 10, 100, 7, 7 * (28.5 + 12)),
+        # The short side is always a whole tile: three of 4 x 4 vectors in 8, one of 4 x 1 in 4.
+        ("skinny_strip_m4_n64_mc0_kc16_nc0_u1_p0_bylong", 3, 200, 5, 5 * 28),
+        ("skinny_strip_m4_n64_mc0_kc16_nc0_u1_p0_bylong", 200, 3, 5, 5 * 28),
+        # Three tiles of 6 x 4 dots: three vectors in 12 each, and 72 to fold.
+        ("skinny_dot_m6_n4_mc0_kc0_nc0_u1_p0_bylong", 3, 10, 33, 3 * (36 + 72)),
+    ],
+)
+def test_cycles_of_register_tiles_by_hand(
+    kernel: str, m: int, n: int, k: int, cycles: float
+) -> None:
+    found = get_op("gemm").kernel_from_name(f"gemm_cpu_fp32_tofp32_avx512_{kernel}_k1")
+    v = values_of(GEMM, GemmProblem(m=m, n=n, k=k, dtype="fp32"), found)
+    assert v["cpu_cycles"] == cycles
+
+
+@pytest.mark.parametrize(
+    ("k", "a", "b", "held"),
+    [(8192, 128 * 128 / 8 / 256, 16 * 128 / 8 / 256, 0), (8193, 64, 8, 2 * (64 + 8))],
+)
+def test_loads_of_a_thread_by_hand(k: int, a: float, b: float, held: float) -> None:
+    """Four warps of 64. Rows of odd length come by two bytes each, which wait in registers."""
+    kernel = get_op("gemm").kernel_from_name("gemm_triton_skinny_bf16_m128_n16_k128_w4_s3_z4_g8_b1")
+    v = values_of(GEMM, GemmProblem(m=4096, n=16, k=k, dtype="bf16"), kernel)
+    assert [v[f"thread_{n}"] for n in ("loads_a", "loads_b", "holds")] == [a, b, held]
+
+
 def test_matrix_product_by_hand() -> None:
     problem = GemmProblem(m=300, n=4096, k=1000, dtype="fp16", layout="rcr")
     name = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewise.core.dtypes import DTYPES, OPERAND_DTYPES
 from tilewise.core.features import FeatureSet
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
+from tilewise.ops.gemm.cpu_work import CPU_HELPERS
 from tilewise.ops.gemm.kernels import KERNEL_TYPES
 from tilewise.ops.gemm.problem import LAYOUTS, GemmProblem
 from tilewise.ops.tiling import (
@@ -17,6 +18,7 @@ from tilewise.ops.tiling import (
     TILE_HELPERS,
     calibration_fields,
     calibration_helpers,
+    on_cpu,
     trait_features,
     word_features,
 )
@@ -65,14 +67,21 @@ _HELPERS = {
     # The dimension along which each operand is packed decides how wide its loads can be.
     "packed_a": 'p_k if p_layout in ["rcr", "rrr"] else p_m',
     "packed_b": 'p_n if p_layout in ["rrr", "crr"] else p_k',
-    "vector": "8 if packed_a % 8 == 0 and packed_b % 8 == 0 else "
-    "4 if packed_a % 4 == 0 and packed_b % 4 == 0 else "
-    "2 if packed_a % 2 == 0 and packed_b % 2 == 0 else 1",
+    "vector": "gcd(gcd(packed_a, packed_b), 8)",
     # A vendor's fast routines want aligned rows of the result as well; ours store what they must.
     "aligned_to": 'gcd(vector, p_n) if k_engine == "vendor" else vector',
+    **CPU_HELPERS,
     **TILE_HELPERS,
     "misaligned": "8 / aligned_to - 1",
-    "serial_steps": _SERIAL_STEPS,
+    # Loads of up to 16 bytes that a thread of a GPU kernel issues a step. Below four bytes they
+    # cannot go around the registers: whole stages wait there, and spill.
+    "wide": "16 // element_bytes",
+    "loads_a": "(tn if is_swapped else tm) * tk / gcd(packed_a, wide) / threads",
+    "loads_b": "(tm if is_swapped else tn) * tk / gcd(packed_b, wide) / threads",
+    "waits": "gcd(gcd(packed_a, packed_b), wide) * element_bytes < 4",
+    # Counted in cycles on a CPU.
+    "serial_steps": on_cpu("(cpu_cycles / (units * wave_fill))", _SERIAL_STEPS),
+    "compute_us": on_cpu("(serial_steps / a_clock_mhz)", TILE_HELPERS["compute_us"]),
     **AXES,
     "at_layout_a": f'{APART} if p_layout in ["crr", "ccr"] else 0',
     "at_layout_b": f'{APART} if p_layout in ["rrr", "crr"] else 0',
@@ -122,6 +131,10 @@ _PROBLEM_FEATURES = {
 
 _OWN_FEATURES = {
     "rows_aligned_to": "aligned_to",
+    "thread_loads_a": "loads_a if is_gpu else 0",
+    "thread_loads_b": "loads_b if is_gpu else 0",
+    "thread_loads": "loads_a + loads_b if is_gpu else 0",
+    "thread_holds": "(loads_a + loads_b) * max(1, stages - 1) if is_gpu and waits else 0",
     "swapped": "is_swapped",
     "rows_on_tile": "rows",
     "cols_on_tile": "cols",
@@ -136,6 +149,8 @@ _OWN_FEATURES = {
     "depth": "min(p_k, k_kc) if k_kc > 0 else p_k",
     "panel_kib": "(min(p_k, k_kc) if k_kc > 0 else p_k) * max(1, k_nr) * element_bytes / 1024",
     "block_kib": "min(p_m, k_mc) * min(p_k, k_kc) * element_bytes / 1024 if k_mc > 0 else 0",
+    "register_cycles": 'log2(cpu_cycles) if k_engine == "cpu" else 0',
+    "register_fill": 'flops / (4 * lanes * cpu_cycles) if k_engine == "cpu" else 0',
     "edge_rows": "p_m % max(1, k_mr)",
     "edge_cols": "p_n % max(1, k_nr)",
 }
