@@ -74,6 +74,15 @@ def test_leaders_take_turns() -> None:
     assert [t.repeats for t in timings] == [8, 8, 8, 8]
 
 
+def test_two_go_first_in_turn() -> None:
+    policy = Policy(warmup=1, min_repeats=4, max_repeats=4, rounds=4)
+    order: list[int] = []
+    calls = [lambda: 10.0, lambda: 11.0]
+    measure_in_turn(calls, Clock(policy), policy, order.append)
+    firsts = order[2::2]
+    assert sorted(firsts) == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("slow", [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.4, 0.8, 3.0, 1.0]])
 def test_what_slows_a_whole_round_is_no_kernels_fault(slow: list[float]) -> None:
     """Times in turn keep their proportion, however the machine's pace changes between rounds."""

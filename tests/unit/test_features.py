@@ -191,6 +191,14 @@ def test_cycles_of_register_tiles_by_hand(
     assert v["cpu_cycles"] == cycles
 
 
+def test_int8_takes_two_steps_at_a_time() -> None:
+    name = "gemm_cpu_int8_toint32_avx512_packed_panels_m8_n48_mc96_kc256_nc512_u1_p0_bygrid_k1"
+    v = values_of(
+        GEMM, GemmProblem(m=8, n=48, k=7, dtype="int8"), get_op("gemm").kernel_from_name(name)
+    )
+    assert v["cpu_cycles"] == 4 * 12
+
+
 @pytest.mark.parametrize(
     ("k", "a", "b", "held"),
     [(8192, 128 * 128 / 8 / 256, 16 * 128 / 8 / 256, 0), (8193, 64, 8, 2 * (64 + 8))],

@@ -156,25 +156,38 @@ def test_readings_taken_alone_are_compared_with_those_taken_in_turn(small_data: 
         assert times(small_data, data, data.again_us) == [18.0, 17.0, None, None]
 
 
+def contests(data: Dataset, *turns: dict[int, float]) -> list[Measurement]:
+    """Rows of contests one after the other, under policies of their own and equal attempts."""
+    rows = []
+    for number, times_us in enumerate(turns):
+        policy = Policy(rounds=5 + number)
+        setting = Setting(arch="gfx950", device="d", toolchain="t", policy=policy)
+        rows += [
+            Measurement.of(
+                *(data.problems[0], data.kernels[k], setting),
+                status="ok",
+                time_us=us,
+                stage="leader",
+                run_id=f"2026010{number}",
+            )
+            for k, us in times_us.items()
+        ]
+    return rows
+
+
 def test_what_was_read_in_turn_twice_tells_the_noise(
     small_data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernel 2 was read in turn once only; its reading alone is no second one of the kind."""
-    rows = read(
-        small_data,
-        [
-            *[(k, "first", "ok", us) for k, us in [(0, 9.0), (1, 8.0), (2, 9.5)]],
-            *[(k, "leader", "ok", us) for k, us in [(0, 7.0), (1, 6.0), (2, 9.0)]],
-            *[(k, "leader", "ok", us) for k, us in [(0, 7.5), (1, 6.5)]],
-        ],
-    )
+    """Of three contests the first two share most; what was in one of them only tells nothing."""
+    turns = ({0: 7.0, 1: 6.0, 2: 9.0}, {0: 7.5, 1: 5.5, 2: 9.5, 3: 8.0}, {0: 7.0, 3: 8.5})
+    rows = contests(small_data, *turns)
     few = from_measurements(rows)
-    assert times(small_data, few, few.first_us) == [9.0, 8.0, 9.5]
+    assert times(small_data, few, few.first_us)[0] == 7.0
     monkeypatch.setattr("tilewise.learn.readings.SECOND_CONTESTS", 1)
-    data = from_measurements(rows)
-    assert times(small_data, data, data.time_us) == [7.5, 6.5, 9.0]
-    assert times(small_data, data, data.first_us) == [7.0, 6.0, None]
-    assert times(small_data, data, data.again_us) == [7.5, 6.5, None]
+    for order in (rows, rows[::-1]):
+        data = from_measurements(order)
+        assert times(small_data, data, data.first_us) == [7.0, 6.0, 9.0, None]
+        assert times(small_data, data, data.again_us) == [7.5, 5.5, 9.5, None]
 
 
 def test_on_a_cpu_the_shortest_call_counts_of_readings_taken_alone(small_data: Dataset) -> None:
@@ -223,14 +236,7 @@ def test_readings_compare_however_often_they_were_taken(small_data: Dataset) -> 
 
 def test_several_contests_count_together_at_the_pace_of_the_last(small_data: Dataset) -> None:
     """The second ran half as fast. Kernel 2 was in the first only, kernel 3 in the second."""
-    first = read(
-        small_data, [(k, "leader", "ok", us) for k, us in ((0, 10.0), (1, 11.0), (2, 15.0))]
-    )
-    second = read(
-        small_data, [(k, "leader", "ok", us) for k, us in ((0, 20.0), (1, 22.0), (3, 26.0))]
-    )
-    rows = [replace(r, run_id="20260101") for r in first]
-    rows += [replace(r, run_id="20260102", attempt=r.attempt + 9) for r in second]
+    rows = contests(small_data, {0: 10.0, 1: 11.0, 2: 15.0}, {0: 20.0, 1: 22.0, 3: 26.0})
     for order in (rows, rows[::-1]):
         data = from_measurements(order)
         assert times(small_data, data, data.time_us) == [20.0, 22.0, 30.0, 26.0]
@@ -240,6 +246,15 @@ def test_several_contests_count_together_at_the_pace_of_the_last(small_data: Dat
     found = times(small_data, data, data.time_us)
     assert found[:2] == pytest.approx([20.0 / 1.1**0.5, 22.0 * 1.1**0.5])
     assert found[2:] == pytest.approx([30.0 / 1.1, 26.0])
+
+
+def test_contests_are_chained_and_strangers_left_alone(small_data: Dataset) -> None:
+    """Each contest shares a kernel with the next and is half as fast; the last shares none."""
+    rows = contests(small_data, {0: 10.0, 1: 20.0}, {1: 40.0, 2: 20.0}, {2: 40.0, 3: 10.0})
+    data = from_measurements(rows)
+    assert times(small_data, data, data.time_us) == pytest.approx([40.0, 80.0, 40.0, 10.0])
+    stranger = from_measurements([*contests(small_data, {0: 10.0}, {1: 5.0})])
+    assert times(small_data, stranger, stranger.time_us) == [10.0, 5.0]
 
 
 def bands(*means: float) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 from tilewise.core.arch import load_arch
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import from_lightgbm
-from tilewise.core.model import load_model
+from tilewise.core.model import Measured, load_model
 from tilewise.core.packed import pack, unpack
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
@@ -355,10 +355,22 @@ def test_packed_numbers_come_back_in_few_bytes(values: Any, kind: str) -> None:
     assert unpack(text, values.dtype.type).tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("text", ["f4:AAAA", "u1:A", "u1:!!!!", ""])
+@pytest.mark.parametrize(
+    "text", ["f4:AAAA", "u1:A", "u1:!!!!", "", pack(np.array([2**40])), pack(np.array([0.5]))]
+)
 def test_packed_numbers_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"packed as|padding|base64"):
         unpack(text, np.int32)
+
+
+def test_measured_problems_of_plain_lists_are_read() -> None:
+    values = {"axes": ["at_m"], "points": [[1.0], [2.0]], "efficiency": [0.5, None], "reach": 1.0}
+    found = Measured.from_dict({**values, "problems": ["{}", "{}"]})
+    assert np.isnan(found.efficiency[1])
+    assert Measured.from_dict(found.to_dict()).to_dict() == found.to_dict()
+    for problems in ([], "", "{}\n{}\n{}"):
+        with pytest.raises(ValueError, match="differ in number"):
+            Measured.from_dict({**values, "problems": problems})
 
 
 def test_a_single_leaf_is_a_constant() -> None:
@@ -373,7 +385,7 @@ def test_a_single_leaf_is_a_constant() -> None:
 
 def test_a_model_loads_without_lightgbm_or_dataframes(small_model: Path) -> None:
     code = (
-        "import sys; from tilewise.core.model import load_model; "
+        "import sys; from tilewise.core.model import Measured, load_model; "
         f"load_model({str(small_model)!r}); "
         "bad = {'lightgbm', 'sklearn', 'polars', 'pandas', 'pyarrow', 'torch'} & set(sys.modules); "
         "sys.exit(', '.join(bad) or 0)"

@@ -72,6 +72,12 @@ def tell(report: dict[str, Any], model: str) -> None:
         f"by {model}",
         soft_wrap=True,
     )
+    if "level_vendor" in report:
+        out.print(
+            f"{report['level_vendor']} is predicted level with it, and ties go to the vendor: that "
+            "is what `select` and `rank` take",
+            soft_wrap=True,
+        )
     far = (
         f"{report['distance_octaves']:.1f} octaves away, {report['reach_octaves']:.1f} are allowed"
     )

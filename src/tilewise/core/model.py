@@ -105,13 +105,20 @@ class Measured:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Measured:
         problems = values["problems"]
-        return cls(
+        if isinstance(problems, str):
+            problems = problems.split("\n") if problems else ()
+        found = cls(
             axes=tuple(values["axes"]),
             points=unpack(values["points"], np.float64).reshape(-1, len(values["axes"])),
             efficiency=unpack(values["efficiency"], np.float64),
             reach=float(values["reach"]),
-            problems=tuple(problems.split("\n") if isinstance(problems, str) else problems),
+            problems=tuple(problems),
         )
+        if not len(found.points) == len(found.efficiency) == len(found.problems):
+            raise ValueError(
+                "the measured problems, their places and efficiencies differ in number"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +236,7 @@ def load_model(folder: Path | str) -> Model:
             manifest=manifest,
             metrics=_metrics(path),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, zlib.error) as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 

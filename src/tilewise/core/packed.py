@@ -29,4 +29,7 @@ def unpack(text: str | Sequence[float], dtype: type) -> NDArray[Any]:
     kind, _, packed = text.partition(":")
     if kind not in (*_WHOLE, "f8"):
         raise ValueError(f"numbers are packed as {kind[:8]!r}; use {', '.join(_WHOLE)} or f8")
-    return np.frombuffer(b64decode(packed, validate=True), "<" + kind).astype(dtype)
+    values = np.frombuffer(b64decode(packed, validate=True), "<" + kind)
+    if not np.can_cast(values.dtype, dtype) and not np.array_equal(values, values.astype(dtype)):
+        raise ValueError(f"numbers packed as {kind} do not fit {np.dtype(dtype).name}")
+    return values.astype(dtype)

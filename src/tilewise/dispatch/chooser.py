@@ -19,11 +19,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import aligned, copy_us
 from tilewise.dispatch.registry import Registry
-from tilewise.selection.choice import Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
 
-TIE = 0.02
-"""Predictions this close are ties. The vendor's routine wins them: it need not be compiled, and
-whoever is wrong about it loses nothing. Next comes a kernel that is already built."""
 REMEMBERED = 512
 
 Key = tuple[int, bool, float, int]
@@ -185,7 +182,8 @@ class Chooser:
         priority = self.registry.priority_of(best.kernel)
         ties = []
         for place, ranked in enumerate(ranking):
-            if ranked.predicted_us > best.predicted_us * (1 + TIE):
+            # Who comes later and is predicted faster was put there for other reasons than time.
+            if not 1 <= ranked.predicted_us / best.predicted_us <= 1 + LEVEL:
                 break
             if self.registry.priority_of(ranked.kernel) == priority:
                 ties.append((place, ranked.kernel))

@@ -201,7 +201,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
     # Times of several devices or policies are different facts: the most common are learned from.
-    timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
+    timed = {text: _what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
     for name in ("device", "policy"):
@@ -215,9 +215,10 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     return _arrays(usable(rows, arch.kind), only["op"], arch)
 
 
-def what_is_timed(policy: str) -> str:
+def _what_is_timed(policy: str) -> str:
     """What a policy's JSON says beside how often and whose times are read."""
-    return json.dumps({name: value for name, value in json.loads(policy).items() if name in TIMED})
+    fields = json.loads(policy)
+    return json.dumps({name: fields.get(name) for name in TIMED})
 
 
 def measured_arch(name: str, device: str) -> Arch:
@@ -271,5 +272,5 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         column(r.get("spread_us") for _, r in read),
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
-        *read_twice(right, read),
+        *read_twice(right, read, index[:, 0]),
     )

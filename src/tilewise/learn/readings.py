@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from tilewise.core.measurement import UNSTEADY
 SECOND_CONTESTS = 30
 """So many problems that were read in turn twice tell the noise, however many there are."""
 
-_POLISHES = 3
+_MOST_POLISHES = 200
+_STEADY = 1e-9
 
 Row = Mapping[str, Any]
 Reading = tuple[Row, Row]
@@ -34,10 +37,14 @@ def usable(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def right_readings(rows: Sequence[Row]) -> list[Row]:
-    """The right readings of a pair in order; none where the row that holds says it has failed."""
+    """The right readings of a pair in order; none where the row that holds says it has failed.
+
+    Attempts are counted under one policy; runs, whose names begin with their time, under all.
+    """
     order = sorted(rows, key=lambda r: (r["is_verdict"], r["attempt"], -(r["time_us"] or 0.0)))
     holds = {r["key"]: r["is_verdict"] and r["status"] == "ok" for r in order}
-    return [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
+    right = [r for r in order if r["is_verdict"] and r["status"] == "ok" and holds[r["key"]]]
+    return sorted(right, key=lambda r: r["run_id"] or "")
 
 
 def reading(good: Sequence[Row]) -> Reading:
@@ -51,19 +58,43 @@ def reading(good: Sequence[Row]) -> Reading:
     return (good[0] if good[0] is not counts else {}), counts
 
 
-def read_twice(right: Sequence[Sequence[Row]], read: Sequence[Reading]) -> tuple[Array, Array]:
+def read_twice(
+    right: Sequence[Sequence[Row]], read: Sequence[Reading], problem_index: NDArray[np.int64]
+) -> tuple[Array, Array]:
     """The first reading of pairs that were read again, and the one that counts.
 
     A reading taken alone and one taken in turn differ by more than noise. So where enough problems
-    were read in turn twice, the last two of those tell how well a reading can be repeated.
+    had two contests, the last two that share most kernels tell how well a reading can be repeated.
     """
-    turns = [[r for r in good if r["stage"] == "leader"][-2:] for good in right]
-    if len({pair[0]["problem_key"] for pair in turns if len(pair) == 2}) >= SECOND_CONTESTS:
-        both = [(pair[0], pair[1]) if len(pair) == 2 else ({}, {}) for pair in turns]
-    else:
-        both = [(first, counts if first else {}) for first, counts in read]
-    first, again = (column(pair[at].get("time_us") for pair in both) for at in (0, 1))
-    return first, again
+    found = [_contests(good) for good in right]
+    both: list[tuple[float | None, float | None]] = [(None, None)] * len(found)
+    again = 0
+    for rows in _by_problem(problem_index, np.array([len(runs) > 1 for runs in found], bool)):
+        shared = Counter(pair for row in rows for pair in combinations(sorted(found[row]), 2))
+        first, last = max(shared, key=lambda pair: (shared[pair], pair))
+        again += 1
+        for row in rows:
+            both[row] = (found[row].get(first), found[row].get(last))
+    if again < SECOND_CONTESTS:
+        both = [(f.get("time_us"), c.get("time_us") if f else None) for f, c in read]
+    kept = [pair if None not in pair else (None, None) for pair in both]
+    return column(first for first, _ in kept), column(last for _, last in kept)
+
+
+def _contests(good: Sequence[Row]) -> dict[str, float]:
+    """Run -> the time that a kernel took in turn with others."""
+    return {r["run_id"]: r["time_us"] for r in good if r["stage"] == "leader"}
+
+
+def _by_problem(
+    problem_index: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """The chosen rows, problem by problem."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return []
+    rows = rows[np.argsort(problem_index[rows], kind="stable")]
+    return np.split(rows, np.flatnonzero(np.diff(problem_index[rows])) + 1)
 
 
 def in_turn_us(right: Sequence[Sequence[Row]], problem_index: NDArray[np.int64]) -> Array:
@@ -72,33 +103,37 @@ def in_turn_us(right: Sequence[Sequence[Row]], problem_index: NDArray[np.int64])
     A problem may have had several contests, each on a device at a pace of its own. Kernels of more
     than one tell the paces; the mean of a kernel's readings counts, at the pace of the last.
     """
-    found = [{r["run_id"]: r["time_us"] for r in good if r["stage"] == "leader"} for good in right]
+    found = [_contests(good) for good in right]
     time_us = column(next(reversed(runs.values()), None) for runs in found)
-    again = np.array([len(runs) > 1 for runs in found], bool)
-    rows = np.flatnonzero(np.isin(problem_index, problem_index[again]) & np.isfinite(time_us))
-    rows = rows[np.argsort(problem_index[rows], kind="stable")]
-    for of_one in np.split(rows, np.flatnonzero(np.diff(problem_index[rows])) + 1):
-        runs = sorted({run for row in of_one for run in found[row]})  # they begin with their time
-        log = np.log([column(found[row].get(run) for run in runs) for row in of_one])
-        time_us[of_one] = np.exp(_at_last_pace(log)) if len(runs) > 1 else time_us[of_one]
+    for rows in _by_problem(problem_index, np.isfinite(time_us)):
+        runs = sorted({run for row in rows for run in found[row]})
+        if len(runs) > 1:
+            log = np.log([column(found[row].get(run) for run in runs) for row in rows])
+            time_us[rows] = np.exp(_at_last_pace(log))
     return time_us
 
 
 def _at_last_pace(log: Array) -> Array:
-    """The mean of each row without NaN, every column brought to the pace of the last."""
+    """The mean of each row without NaN, every column brought to the pace of the last.
+
+    A column that shares no row with another is left as it is.
+    """
     shared = log[np.isfinite(log).sum(axis=1) > 1]
+    known = np.isfinite(shared).any(axis=0)
     pace = np.zeros(log.shape[1])
-    for _ in range(_POLISHES):
+    for _ in range(_MOST_POLISHES if len(shared) else 0):
+        before = pace.copy()
         own = np.nanmedian(shared - pace, axis=1, keepdims=True)
-        apart = shared - own
-        known = np.isfinite(apart).any(axis=0)
-        pace[known] = np.nanmedian(apart[:, known], axis=0)
-    result: Array = np.nanmean(log - pace + pace[-1], axis=1)
+        pace[known] = np.nanmedian((shared - own)[:, known], axis=0)
+        pace[known] -= pace[-1]
+        if np.abs(pace - before).max() < _STEADY:
+            break
+    result: Array = np.nanmean(log - pace, axis=1)
     return result
 
 
 def comparable(
-    read: Sequence[Reading], in_turn_us: Array, problem_index: NDArray[np.int64], first_us: Array
+    read: Sequence[Reading], turns_us: Array, problem_index: NDArray[np.int64], first_us: Array
 ) -> Array:
     """The times that count, those read alone moved to where those read in turn are.
 
@@ -107,8 +142,8 @@ def comparable(
     the best of a problem would be whichever kind of reading is the faster. What was read both ways
     tells by how much; faster kernels are moved in proportion, so that no time falls below zero.
     """
-    in_turn = np.isfinite(in_turn_us)
-    time_us = np.where(in_turn, in_turn_us, column(counts.get("time_us") for _, counts in read))
+    in_turn = np.isfinite(turns_us)
+    time_us = np.where(in_turn, turns_us, column(counts.get("time_us") for _, counts in read))
     twice = in_turn & np.isfinite(first_us)
     order = np.argsort(problem_index, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(problem_index[order])) + 1):

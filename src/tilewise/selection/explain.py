@@ -15,12 +15,11 @@ from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
+from tilewise.selection.choice import LEVEL
 from tilewise.selection.selector import Selector
 
 OTHERS = 48
 """Kernels that the chosen one is held against, spread over the ranking."""
-LEVEL = 0.02
-"""Runners-up this close are as good."""
 
 
 def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, Any]:
@@ -49,6 +48,10 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
         "uncertainty": expected.uncertainty,
         "nearest": nearest_measured(selector, problem),
     }
+    level = [r.kernel for r in legal if r.predicted_us <= first.predicted_us * (1 + LEVEL)]
+    vendors = [k.name for k in level if k.engine == "vendor" and k != first.kernel]
+    if vendors:
+        report["level_vendor"] = vendors[0]
     if others:
         rivals = [r.kernel for r in others[:: -(-len(others) // OTHERS)]]
         second = others[0]

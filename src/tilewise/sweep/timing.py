@@ -174,8 +174,8 @@ def measure_in_turn(
 ) -> list[Timing]:
     """Several kernels, timed in turn so that drift of the device falls on all alike.
 
-    `before(i)` is called ahead of each turn of call `i`. Every round has an order of its own: who
-    runs after whom tells in clocks and caches, by three hundredths for large products on an H200.
+    `before(i)` is called ahead of each turn of call `i`. Rounds change their order: who runs after
+    whom tells in clocks and caches, by three hundredths for large products on an H200.
     """
     ready, plans = [], []
     for index, call in enumerate(calls):
@@ -184,7 +184,8 @@ def measure_in_turn(
         plans.append(schedule(settled(ready[-1], timer, policy), timer, policy))
     found: list[list[list[float]]] = [[[]] * policy.rounds for _ in calls]
     for turn in range(policy.rounds):
-        for index in Random(turn).sample(range(len(calls)), len(calls)):
+        order = Random(turn // 2).sample(range(len(calls)), len(calls))
+        for index in order if turn % 2 == 0 else reversed(order):
             before(index)
             timer.settle(ready[index])  # the first call meets another kernel's cache, too
             share = ceil(plans[index].count / policy.rounds)
