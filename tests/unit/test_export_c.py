@@ -14,7 +14,6 @@ from tilewise.core.arch import load_arch
 from tilewise.core.model import load_model
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.selection.codegen import Layout
-from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.export_c import export_c
 from tilewise.selection.scorer import make_scorer
 
@@ -88,15 +87,9 @@ def test_the_header_ranks_as_python_does(
     call.restype = None
     call(table.ctypes.data, count, order.ctypes.data, log2_us.ctypes.data)
     for i, problem in enumerate(problems):
-        if isinstance(scorer, CompiledScorer):
-            scorer.rank(problem)
-            expected, level = scorer.order[:25], scorer.info[0]
-            scores = scorer.score[:25]
-        else:
-            found = scorer(problem)
-            expected, level, scores = found.order, found.level, found.score
-        assert (order[i] == expected).all(), problem
-        assert np.allclose(log2_us[i], level - scores, atol=1e-9)
+        found = scorer(problem)
+        assert (order[i] == found.order).all(), problem
+        assert np.allclose(log2_us[i], found.level - found.score, atol=1e-9)
 
 
 def test_the_header_stands_alone(header: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tilewise.core.compile_expr import to_c
 from tilewise.core.features import ARCH, KERNEL, MIXED, PROBLEM, FeatureSet
 from tilewise.core.model import Model
+from tilewise.core.simplify import Facts, simplified
 
 BLOCK = 64
 """Kernels that are scored together."""
@@ -20,10 +21,12 @@ class Layout:
     """Where the values of a model's features live when they are served."""
 
     model: Model
+    facts: Facts = field(default_factory=dict)
+    """Words that kernels and architecture are known to have; they make the source shorter."""
 
-    @property
+    @cached_property
     def features(self) -> FeatureSet:
-        return self.model.features
+        return simplified(self.model.features, self.facts) if self.facts else self.model.features
 
     @cached_property
     def needed(self) -> tuple[str, ...]:

@@ -56,10 +56,10 @@ class CompiledScorer:
     """One C call per problem. Not for several threads at once: results live in its buffers."""
 
     def __init__(
-        self, model: Model, kernels: Sequence[Kernel], arch: Arch, library: ctypes.PyDLL
+        self, layout: Layout, kernels: Sequence[Kernel], arch: Arch, library: ctypes.PyDLL
     ) -> None:
-        self.model, self.kernels, self.arch = model, tuple(kernels), arch
-        self.layout = Layout(model)
+        self.layout, self.kernels, self.arch = layout, tuple(kernels), arch
+        self.model = model = layout.model
         self._library = library
         self._held: list[Any] = []
         """Arrays whose addresses C holds."""
@@ -69,7 +69,7 @@ class CompiledScorer:
         self._problem = np.zeros(len(self.layout.problem_fields))
         self.order = np.zeros(self.blocks * BLOCK, np.int32)
         self.score = np.zeros(self.blocks * BLOCK)
-        self.info = np.zeros(4)
+        self.info = np.zeros(3)
         self._context = self._make_context()
         self._rank, self._measure = library.tw_rank, library.tw_measure
         address = ctypes.c_void_p
@@ -79,7 +79,7 @@ class CompiledScorer:
         self._problem_at = self._problem.ctypes.data
 
     def rank(self, problem: Problem) -> None:
-        """Fills `order`, `score` and `info`: nothing is allocated."""
+        """Fills `order` and `score`: nothing is allocated."""
         self._fields(problem, self._problem)
         self._rank(self._at, self._problem_at)
 
@@ -87,19 +87,13 @@ class CompiledScorer:
         """Level, distance to the nearest measured problem, and which that is."""
         self._fields(problem, self._problem)
         self._measure(self._at, self._problem_at)
-        level, squared, which = self.info[:3].tolist()
-        return level, float(np.sqrt(squared)), int(which)
+        level, squared, which = self.info.tolist()
+        return level, squared**0.5, int(which)
 
     def __call__(self, problem: Problem) -> Scores:
         self.rank(problem)
-        level, squared, which = self.info[:3].tolist()
-        return Scores(
-            self.order[: self.count].copy(),
-            self.score[: self.count].copy(),
-            level,
-            squared**0.5,
-            int(which),
-        )
+        order, score = self.order[: self.count].copy(), self.score[: self.count].copy()
+        return Scores(order, score, *self.measure(problem))
 
     def features(self, problem: Problem) -> dict[str, Array]:
         """Every mixed value and every value of the problem, as C computes them."""
@@ -127,7 +121,7 @@ class CompiledScorer:
         arch = arch_columns(model, self.arch)
         every = np.arange(len(padded))
         rows = Rows({}, kernels, arch, every, every)
-        values = model.features.evaluate(rows, layout.kernel_values)
+        values = layout.features.evaluate(rows, layout.kernel_values)
         table = np.array([values[n] for n in layout.kernel_values]).reshape(-1, len(padded))
         context = _Context(
             kernels=self.count,
@@ -157,7 +151,7 @@ class CompiledScorer:
         return np.array([place[n] for n in names], np.int32)
 
     def _forest(self, forest: Forest, rows: Rows) -> int:
-        features, layout = self.model.features, self.layout
+        features, layout = self.layout.features, self.layout
         scopes = [features.scopes[n] for n in forest.features]
         origin = np.array([{KERNEL: 1, MIXED: 2}.get(s, 0) for s in scopes], np.int32)
         problem = {n: i for i, n in enumerate(layout.problem_values)}

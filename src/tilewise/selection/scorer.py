@@ -17,6 +17,7 @@ from tilewise.core.features import PROBLEM, Rows, columns
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.core.simplify import Facts
 from tilewise.ops.fields import problem_values
 from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.choice import Scores
@@ -89,9 +90,10 @@ def make_scorer(
 ) -> Scorer:
     """The compiled scorer, or NumPy's where none can be compiled; `compiled` insists on one."""
     if compiled is not False and kernels:
-        library, why = _compile(model)
+        layout = Layout(model, _facts(kernels, arch))
+        library, why = _compile(layout)
         if library is not None:
-            return CompiledScorer(model, kernels, arch, library)
+            return CompiledScorer(layout, kernels, arch, library)
         if compiled:
             from tilewise.errors import BuildError
 
@@ -102,7 +104,13 @@ def make_scorer(
     return NumpyScorer(model, kernels, arch)
 
 
-def _compile(model: Model) -> tuple[ctypes.PyDLL | None, str]:
+def _facts(kernels: Sequence[Kernel], arch: Arch) -> Facts:
+    """What spares most of the features and is the same for most pools: few scorers are compiled."""
+    engines = frozenset(kernel.engine for kernel in kernels)
+    return {"k_engine": engines, "a_kind": frozenset({arch.kind})}
+
+
+def _compile(layout: Layout) -> tuple[ctypes.PyDLL | None, str]:
     from tilewise.engines.toolchain import Unit, compile_units, why_no_compiler
     from tilewise.errors import BuildError
 
@@ -110,7 +118,7 @@ def _compile(model: Model) -> tuple[ctypes.PyDLL | None, str]:
     if why is not None:
         return None, why
     unit = Unit(
-        source=scorer_source(Layout(model)),
+        source=scorer_source(layout),
         flags=(*_FLAGS, *_isa_flags()),
         include_dirs=(INCLUDE,),
     )

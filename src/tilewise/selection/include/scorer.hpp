@@ -63,8 +63,6 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
   // Lanes beyond the last kernel are scored too, whatever they hold, and never looked at.
   alignas(64) uint8_t rank_rows[TW_ROWS * TW_BLOCK] = {0}, valid_rows[TW_ROWS * TW_BLOCK] = {0};
   tw_problem(problem, c->arch, values);
-  c->info[0] = level_of(c, values);
-  nearest(c, values, c->info);
   fill_problem_rows(c->rank, values, rank_rows);
   if (c->valid) fill_problem_rows(c->valid, values, valid_rows);
   for (int64_t block = 0; block < c->blocks; ++block) {

@@ -1,0 +1,92 @@
+"""Definitions that known words make shorter: what goes, what stays, and the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.core.features import FeatureSet, Field, Rows
+from tilewise.core.model import load_model
+from tilewise.core.simplify import simplified
+from tilewise.learn.synthetic import synthetic_problems
+from tilewise.ops.contract import get_op
+from tilewise.ops.rows import pool_rows
+from tilewise.selection.models import SHIPPED
+
+FIELDS = (
+    Field(name="p_m"),
+    Field(name="k_engine", words=("cpu", "triton", "vendor")),
+    Field(name="a_kind", words=("cpu", "gpu")),
+)
+
+
+def made(source: str, **facts: str) -> str:
+    """What is left of a definition where fields have one of the words given."""
+    features = FeatureSet(FIELDS, {}, {"f": source})
+    known = {name: frozenset(words.split()) for name, words in facts.items()}
+    return simplified(features, known).features["f"]
+
+
+@pytest.mark.parametrize(
+    ("source", "left"),
+    [
+        ('p_m if a_kind == "gpu" else 2 * p_m', "p_m"),
+        ('p_m if a_kind != "gpu" else 2 * p_m', "2 * p_m"),
+        ('a_kind == "gpu"', "1.0"),
+        ('not a_kind == "gpu"', "0.0"),
+        ('k_engine == "cpu"', "0.0"),
+        ('k_engine == "vendor"', "k_engine == 'vendor'"),
+        ('k_engine in ["triton", "vendor"]', "1.0"),
+        ('k_engine in ["cpu"]', "0.0"),
+        ('k_engine not in ["cpu"]', "1.0"),
+        ('k_engine in ["cpu", "triton"]', "k_engine in ['cpu', 'triton']"),
+        ('p_m > 3 and k_engine == "cpu"', "0.0"),
+        ('p_m > 3 or a_kind == "gpu"', "1.0"),
+        ('p_m > 3 and a_kind == "gpu"', "p_m > 3"),
+        ('p_m and a_kind == "gpu"', "p_m != 0.0"),
+        ('p_m > 3 and p_m < 9 and a_kind == "gpu"', "p_m > 3 and p_m < 9"),
+        ('1 if a_kind == "gpu" and k_engine != "cpu" else p_m', "1"),
+    ],
+)
+def test_what_is_left(source: str, left: str) -> None:
+    assert made(source, k_engine="triton vendor", a_kind="gpu") == left
+
+
+def test_nothing_is_known_of_other_fields() -> None:
+    source = 'p_m if a_kind == "gpu" else 2 * p_m'
+    assert made(source, k_engine="cpu") == source.replace('"', "'")
+
+
+def test_settled_helpers_settle_what_uses_them() -> None:
+    features = FeatureSet(
+        FIELDS, {"is_gpu": 'a_kind == "gpu"', "own": "p_m * 3"}, {"f": "own if is_gpu else 0"}
+    )
+    left = simplified(features, {"a_kind": frozenset({"cpu"})})
+    assert left.features["f"] == "0"
+    assert left._needed(["f"]) == {"f"}
+    assert features.helpers["is_gpu"] == 'a_kind == "gpu"'  # the original stays as it was
+
+
+def test_one_part_of_a_junction_is_still_a_truth() -> None:
+    features = FeatureSet(FIELDS, {}, {"f": 'p_m and a_kind == "gpu"'})
+    rows = Rows({"p_m": np.array([0.0, 7.0])}, {}, {"a_kind": 2.0}, np.arange(2), np.zeros(2, int))
+    for each in (features, simplified(features, {"a_kind": frozenset({"gpu"})})):
+        assert each.evaluate(rows, ["f"])["f"].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("folder", sorted(SHIPPED.iterdir()), ids=lambda path: path.name)
+def test_shipped_definitions_keep_their_values(folder: Path) -> None:
+    model = load_model(folder)
+    kernels = [get_op(model.op).kernel_from_name(n) for n in model.manifest["kernels"][:60]]
+    arch = model.trained_on
+    facts = {"k_engine": frozenset(k.engine for k in kernels), "a_kind": frozenset({arch.kind})}
+    short = simplified(model.features, facts)
+    names = list(model.features.expressions)
+    assert len(short._needed(names)) <= len(model.features._needed(names))
+    for problem in synthetic_problems(model.op, model.dtypes[0], 5, seed=3):
+        rows = pool_rows(model, kernels, arch, problem)
+        before, after = model.features.evaluate(rows, names), short.evaluate(rows, names)
+        for name in names:
+            assert np.array_equal(before[name], after[name], equal_nan=True), name
