@@ -61,6 +61,19 @@ def test_rank_says_who_chose() -> None:
     assert len(ranked["ranking"]) == 10
 
 
+def test_rank_and_explain_predict_the_same_for_a_named_architecture() -> None:
+    words = ("--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32", "M=512", "N=300", "K=700")
+    explained = shown("explain", *words)
+    ranked = {r["kernel"]: r["predicted_us"] for r in shown("rank", *words)["ranking"]}
+    assert ranked[explained["kernel"]] == pytest.approx(explained["predicted_us"])
+
+
+def test_rank_of_no_work_shows_no_table() -> None:
+    ran = tilewise(*("rank", "--op", "gemm", "--arch", "x86_avx2", "M=5", "N=3", "K=0"))
+    assert "a size is zero" in ran.stdout
+    assert "TFLOPS" not in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -14,6 +14,7 @@ from tilewise.cli.console import (
     OpOption,
     emit,
     listing,
+    out,
     parse_problem,
     resolve_arch,
 )
@@ -48,8 +49,10 @@ def rank(
         [place, r.predicted_us, r.predicted_tflops, r.kernel.name]
         for place, r in enumerate(choice.ranking[:top], 1)
     ]
-    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}; predicted:"
-    return listing(title, ["", "us", "TFLOPS", "kernel"], rows)
+    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
+    if not rows:
+        return out.print(title, soft_wrap=True)
+    return listing(f"{title}; predicted:", ["", "us", "TFLOPS", "kernel"], rows)
 
 
 def as_dict(choice: Choice, top: int) -> dict[str, object]:

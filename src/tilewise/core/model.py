@@ -151,6 +151,12 @@ class Model:
         arch = load_arch(self.arch, self.device)
         return arch.with_figures(**self.manifest.get("figures", {}))
 
+    def figures_for(self, arch: Arch | None) -> Arch:
+        """`arch`; where it is only a name, with the figures of the device that was measured."""
+        if arch is None or (arch.name == self.arch and not arch.device):
+            return self.trained_on
+        return arch
+
     def handicap(self, engine: str) -> float:
         """What is taken from the scores of an engine's kernels."""
         return 0.0 if engine in self.calibration.engines else UNKNOWN_HANDICAP

@@ -45,10 +45,11 @@ def legal_kernels(kernels: Sequence[Kernel], problem: Problem, arch: Arch) -> li
 
 def model_score(model: Model, problem: Problem, space: Sequence[Kernel], arch: Arch) -> ScoreOf:
     """Scores by a model."""
+    figures = model.figures_for(arch)
 
     def score(places: list[int]) -> Array:
         chosen = [space[i] for i in places]
-        return model.scores(pool_rows(model, chosen, arch, problem))
+        return model.scores(pool_rows(model, chosen, figures, problem))
 
     return score
 

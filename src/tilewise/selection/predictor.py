@@ -24,7 +24,7 @@ class Predictor:
 
     def __init__(self, model: Model | Path | str, arch: Arch | None = None) -> None:
         self.model = model if isinstance(model, Model) else load_model(model)
-        self.arch = arch or self.model.trained_on
+        self.arch = self.model.figures_for(arch)
         self._ranker = ModelRanker(self.model)
 
     def rank_kernels(self, problem: Problem, kernels: Sequence[Kernel]) -> list[Ranked]:

@@ -106,10 +106,8 @@ class ModelRanker:
         """The selector of an architecture, its pool grown by kernels it does not hold yet."""
         held = self._places.get(arch, {})
         pool = list(dict.fromkeys([*(held if len(held) < MOST_KERNELS else ()), *kernels]))
-        # An architecture that was only named has figures of no device in particular.
-        figures = arch if arch.device else self.model.trained_on
         some = pool or [_named(self.model)]
-        selector = Selector(self.model, some, figures, compiled=self._compiled)
+        selector = Selector(self.model, some, arch, compiled=self._compiled)
         self._selectors[arch] = selector
         self._places[arch] = {kernel: at for at, kernel in enumerate(pool)}
         return selector

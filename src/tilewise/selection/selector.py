@@ -85,7 +85,7 @@ class Selector:
         compiled: bool | None = None,
     ) -> None:
         self.model = model if isinstance(model, Model) else load_model(model)
-        self.arch = arch or self.model.trained_on
+        self.arch = self.model.figures_for(arch)
         self.kernels = tuple(kernels)
         if not self.kernels:
             raise NoKernelError("the pool is empty; there is nothing to select from")
