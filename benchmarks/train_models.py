@@ -59,7 +59,9 @@ RECIPES = (
         name="sm_90_gemm",
         stores=("h200/gemm", "h200/gemm_top", "h200/gemm_odd"),
         arch=H200,
-        params=replace(UNSPARING, trees=500, leaves=63, learning_rate=0.07, min_rows=10),
+        params=replace(
+            UNSPARING, trees=800, leaves=95, learning_rate=0.05, min_rows=10, vendor_trees=1000
+        ),
     ),
     # Four layouts, batches and the vendor's routine take more leaves than a convolution does.
     Recipe(

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from tilewise.core.arch import load_arch
-from tilewise.core.model import load_model
+from tilewise.core.kernel import Kernel
+from tilewise.core.model import VENDOR, Model, load_model
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
+from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.codegen import Layout
 from tilewise.selection.export_c import export_c
 from tilewise.selection.scorer import make_scorer
@@ -47,23 +49,28 @@ def build(folder: Path, language: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.fixture(scope="module")
-def header(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["small_model", "vendor_model"])
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Model, list[Kernel]]:
+    """A folder with a header, and the model and kernels in it."""
     folder = tmp_path_factory.mktemp("header")
-    kernels = synthetic_kernels("gemm", GFX950, 25)
-    (folder / "small.h").write_text(export_c(load_model(small_model), kernels, GFX950, "small"))
-    return folder
+    model = load_model(request.getfixturevalue(request.param))
+    kernels: list[Kernel] = synthetic_kernels("gemm", GFX950, 25)
+    if VENDOR in model.forests:
+        kernels[7] = VendorKernel(op_name="gemm", library="torch")
+    (folder / "small.h").write_text(export_c(model, kernels, GFX950, "small"))
+    return folder, model, kernels
 
 
 @pytest.mark.parametrize(("language", "count"), [("c", 10_000), ("c++", 500), ("c with fma", 500)])
 def test_the_header_ranks_as_python_does(
-    header: Path, small_model: Path, language: str, count: int
+    exported: tuple[Path, Model, list[Kernel]], language: str, count: int
 ) -> None:
     if language == "c with fma" and "fma" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("no FMA here")
+    header, model, kernels = exported
     library = build(header, language)
-    model = load_model(small_model)
-    kernels = synthetic_kernels("gemm", GFX950, 25)
     scorer = make_scorer(model, kernels, GFX950)
     problems = synthetic_problems("gemm", "bf16", count, seed=21)
     names = [n.removeprefix("p_") for n in Layout(model).problem_fields]
@@ -92,8 +99,8 @@ def test_the_header_ranks_as_python_does(
         assert np.allclose(log2_us[i], found.level - found.score, atol=1e-9)
 
 
-def test_the_header_stands_alone(header: Path) -> None:
-    text = (header / "small.h").read_text()
+def test_the_header_stands_alone(exported: tuple[Path, Model, list[Kernel]]) -> None:
+    text = (exported[0] / "small.h").read_text()
     assert "#include" not in text
     assert "malloc" not in text
     assert "tw_" not in text

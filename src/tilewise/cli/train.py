@@ -34,6 +34,9 @@ def train(
     trees: Annotated[int, typer.Option(min=1)] = 200,
     leaves: Annotated[int, typer.Option(min=2, max=255)] = 16,
     learning_rate: Annotated[float, typer.Option(min=0.001, max=1.0)] = 0.09,
+    vendor_trees: Annotated[
+        int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
+    ] = 0,
     hard_rounds: Annotated[
         int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
     ] = 0,
@@ -65,6 +68,7 @@ def train(
         trees=trees,
         leaves=leaves,
         learning_rate=learning_rate,
+        vendor_trees=vendor_trees,
         hard_rounds=hard_rounds,
         seed=seed,
         threads=threads,

@@ -18,7 +18,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
-from tilewise.core.packed import pack, unpack
+from tilewise.core.packed import Lines, pack, pack_lines, unpack
 from tilewise.errors import ModelError
 
-MODEL_SCHEMA = 2
-"""1 had plain lists in place of packed numbers; they are read as well."""
+MODEL_SCHEMA = 3
+"""1 had plain lists in place of packed numbers, 2 no forest of the vendor's; both are read."""
 MAX_BODY_BYTES = 256 * 2**20
 _BODY, _SPEC, _MANIFEST = "model.json.gz", "feature_spec.json", "manifest.json"
 
@@ -69,6 +69,8 @@ class Calibration:
         return cls(terms=tuple(values["terms"]), **tables)
 
 
+VENDOR = "vendor"
+"""The engine of a vendor's routines, and the forest that speaks of them alone."""
 _TABLES = ("kernels", "tiles", "engines")
 ANY_ENGINE = "any"
 UNKNOWN_HANDICAP = 100.0
@@ -90,16 +92,16 @@ class Measured:
     """Out of fold, chosen over best; NaN where it was not scored."""
     reach: float
     """How far from its nearest measured problem a problem may lie."""
-    problems: tuple[str, ...]
+    problems: Sequence[str]
     """Canonical JSON, in the order of `points`."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "axes": list(self.axes),
-            "points": pack(self.points.round(6).ravel()),
-            "efficiency": pack(self.efficiency.round(6)),
+            "points": pack(self.points.ravel(), unit=1024),
+            "efficiency": pack(np.nan_to_num(self.efficiency, nan=-1.0), unit=10_000),
             "reach": self.reach,
-            "problems": "\n".join(self.problems),  # thousands, of which few are ever looked at
+            "problems": pack_lines(self.problems),
         }
 
     @classmethod
@@ -107,12 +109,14 @@ class Measured:
         problems = values["problems"]
         if isinstance(problems, str):
             problems = problems.split("\n") if problems else ()
+        problems = Lines(**problems) if isinstance(problems, Mapping) else tuple(problems)
+        efficiency = unpack(values["efficiency"], np.float64)
         found = cls(
             axes=tuple(values["axes"]),
             points=unpack(values["points"], np.float64).reshape(-1, len(values["axes"])),
-            efficiency=unpack(values["efficiency"], np.float64),
+            efficiency=np.where(efficiency < 0, np.nan, efficiency),
             reach=float(values["reach"]),
-            problems=tuple(problems),
+            problems=problems,
         )
         if not len(found.points) == len(found.efficiency) == len(found.problems):
             raise ValueError(
@@ -125,8 +129,9 @@ class Measured:
 class Model:
     """What training leaves behind.
 
-    The score of a kernel is the forest `rank`, plus where `has_base` minus the logarithm of its
-    calibrated time. `level` then turns scores into times: 2 ** (level - score) microseconds.
+    The score of a kernel is the forest `rank`, or `vendor` where that is there and the kernel is
+    the vendor's; where `has_base`, minus the logarithm of its calibrated time. `level` then turns
+    scores into times: 2 ** (level - score) microseconds.
     """
 
     op: str
@@ -176,6 +181,9 @@ class Model:
     def scores(self, rows: Rows) -> Array:
         """Higher is faster; comparable between kernels of one problem, in octaves."""
         score = self.predict("rank", rows)
+        if VENDOR in self.forests:
+            is_vendor = self.features.evaluate(rows, ["is_vendor"])["is_vendor"] > 0
+            score = np.where(is_vendor, self.predict(VENDOR, rows), score)
         if self.has_base:
             score = score - log2(self.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
         return score

@@ -1,10 +1,12 @@
-"""Numbers as text: base64 of little-endian bytes, which loads many times faster than a list."""
+"""Numbers and lines as text: base64 of bytes, which loads many times faster than a list."""
 
 from __future__ import annotations
 
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +15,18 @@ _WHOLE = ("u1", "i2", "i4", "i8")
 """Tried in this order: the first that holds all values."""
 
 
-def pack(values: NDArray[Any]) -> str:
-    """`TYPE:BASE64`; whole numbers in as few bytes as hold them all."""
-    kind = "f8"
+def pack(values: NDArray[Any], *, unit: int = 1) -> str:
+    """`TYPE:BASE64`; whole numbers in as few bytes as hold them all.
+
+    With a unit, `TYPE/UNIT:BASE64`: rounded to whole parts of it.
+    """
+    kind, parts = "f8", ""
+    if unit != 1:
+        values, parts = np.rint(values * unit).astype(np.int64), f"/{unit}"
     if values.dtype.kind in "iu":
         low, high = int(values.min(initial=0)), int(values.max(initial=0))
         kind = next(k for k in _WHOLE if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
-    return f"{kind}:{b64encode(values.astype('<' + kind).tobytes()).decode()}"
+    return f"{kind}{parts}:{b64encode(values.astype('<' + kind).tobytes()).decode()}"
 
 
 def unpack(text: str | Sequence[float], dtype: type) -> NDArray[Any]:
@@ -27,9 +34,42 @@ def unpack(text: str | Sequence[float], dtype: type) -> NDArray[Any]:
     if not isinstance(text, str):
         return np.array(text, dtype)
     kind, _, packed = text.partition(":")
+    kind, _, parts = kind.partition("/")
     if kind not in (*_WHOLE, "f8"):
         raise ValueError(f"numbers are packed as {kind[:8]!r}; use {', '.join(_WHOLE)} or f8")
     values = np.frombuffer(b64decode(packed, validate=True), "<" + kind)
+    if parts:
+        return (values / int(parts)).astype(dtype)
     if not np.can_cast(values.dtype, dtype) and not np.array_equal(values, values.astype(dtype)):
         raise ValueError(f"numbers packed as {kind} do not fit {np.dtype(dtype).name}")
     return values.astype(dtype)
+
+
+class Lines(Sequence[str]):
+    """Many lines, of which few are ever looked at: unpacked when the first is."""
+
+    def __init__(self, packed: str, count: int) -> None:
+        self._packed, self._count = packed, count
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        lines = zlib.decompress(b64decode(self._packed, validate=True)).decode().split("\n")
+        if self._count != (len(lines) if self._count else 0):
+            raise ValueError(f"{len(lines)} lines are packed, {self._count} were promised")
+        return lines
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        return self._lines[at]
+
+
+def pack_lines(lines: Sequence[str]) -> dict[str, Any]:
+    """Lines without breaks in them, as `Lines` takes them."""
+    packed = zlib.compress("\n".join(lines).encode(), 9)
+    return {"packed": b64encode(packed).decode(), "count": len(lines)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def hard_weight(
     index = np.unique(data.problem_index[train])
     count = min(_HARD_FOLDS, len(index))
     inner = folds([data.problems[i] for i in index], count, seed=params.seed + 7)
-    plain = replace(params, patience=0, trees=min(params.trees, _HARD_TREES))
+    plain = params.light(_HARD_TREES)
     score = np.zeros(len(data))
     for number in range(count):
         out = data.of_problems(index[inner == number]) & train

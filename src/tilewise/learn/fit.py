@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import PROBLEM, FeatureSet
 from tilewise.core.forest import Forest, from_lightgbm
-from tilewise.core.model import Calibration
+from tilewise.core.model import VENDOR, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
 from tilewise.learn.dataset import Dataset, features_of
 from tilewise.learn.forests import Lesson, Mask, grow, text_names
@@ -35,6 +35,7 @@ class Start:
     problems: frozenset[str]
     """Keys of the problems that the old model was trained on."""
     name: str = ""
+    vendor_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class Fitted:
     apart: NDArray[np.int64]
     """Problems that decided `rounds`; empty where none were set apart."""
     importances: Mapping[str, float] = field(default_factory=dict)
+    vendor: Forest | None = None
+    """What speaks of the vendor's routine in place of `forest`."""
+    vendor_text: str = ""
 
 
 class Trainer:
@@ -68,6 +72,7 @@ class Trainer:
         self.names = (*self.static_names, *CALIBRATED_FEATURES)
         self.terms = terms_matrix(data, full)
         self.log_time = log2(np.where(data.is_ok, data.time_us, 1.0))
+        self.is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
         self._calibrated: dict[tuple[bytes, str], tuple[Calibration, Array]] = {}
 
     @property
@@ -138,6 +143,9 @@ class Trainer:
             kept = np.sort(np.argsort(-gains, kind="stable")[: params.max_features])
             lesson = lesson.columns(tuple(self.names[i] for i in kept))
         init = start.text if start else None
+        vendor, vendor_text = self._fit_vendor(lesson, ok, params, start)
+        if vendor is not None:
+            ok = ok & ~self.is_vendor
         apart = self._apart(ok, params, start)
         rounds = params.trees
         if len(apart):
@@ -157,7 +165,23 @@ class Trainer:
             rounds,
             apart,
             {name: float(gain) for name, gain in gains.items() if gain > 0},
+            vendor,
+            vendor_text,
         )
+
+    def _fit_vendor(
+        self, lesson: Lesson, ok: Mask, params: Params, start: Start | None
+    ) -> tuple[Forest | None, str]:
+        """A forest of the vendor's rows alone, where others say what they are held against."""
+        data, own = self.data, ok & ~self.is_vendor
+        rows = ok & self.is_vendor & data.of_problems(np.unique(data.problem_index[own]))
+        if not params.vendor_trees or not rows.any():
+            return None, ""
+        init = start.vendor_text if start else ""
+        # One row a problem: few to learn from, so the trees are slow and see few columns each.
+        fine = replace(params, leaves=63, learning_rate=0.03, column_share=0.2, min_rows=8)
+        text = grow(lesson, rows, fine, params.vendor_trees, init_text=init).model_to_string()
+        return from_lightgbm(text, lesson.names), text
 
     def _apart(self, rows: Mask, params: Params, start: Start | None) -> NDArray[np.int64]:
         """The third split: problems to stop on, which the old model must not have seen either."""
@@ -199,6 +223,9 @@ class Trainer:
         place = {name: i for i, name in enumerate(self.names)}
         columns = matrix[:, [place[n] for n in fitted.forest.features]]
         score = fitted.forest.predict(columns)
+        if fitted.vendor is not None:
+            names = [place[n] for n in fitted.vendor.features]
+            score[self.is_vendor] = fitted.vendor.predict(matrix[self.is_vendor][:, names])
         return score - log2(times) if fitted.params.has_base else score
 
     def behind_best(self, rows: Mask) -> Array:

@@ -18,8 +18,12 @@ from tilewise.learn.split import folds
 VARIANTS: dict[str, dict[str, Any]] = {
     "regression of what calibration leaves": {"objective": "regression", "base": True},
     "regression of relative speed": {"objective": "regression", "base": False},
-    "LambdaRank": {"objective": "lambdarank", "base": False},
-    "classification of the top decile": {"objective": "top_decile", "base": False},
+    "LambdaRank": {"objective": "lambdarank", "base": False, "vendor_trees": 0},
+    "classification of the top decile": {
+        "objective": "top_decile",
+        "base": False,
+        "vendor_trees": 0,
+    },
 }
 
 TUNING_FOLDS = 4

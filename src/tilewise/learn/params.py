@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tilewise.errors import InputError
@@ -22,6 +22,9 @@ class Params:
     trees: int = 200
     leaves: int = 16
     learning_rate: float = 0.09
+    vendor_trees: int = 0
+    """Trees of a forest that speaks of the vendor's routine alone; with 0 the ranking does. A
+    vendor's library chooses among kernels of its own, so its times follow other rules."""
     min_rows: int = 20
     row_share: float = 0.8
     column_share: float = 0.5
@@ -52,6 +55,11 @@ class Params:
         for target in self.targets:
             if target not in TARGETS:
                 raise InputError(f"target {target!r} is unknown; use {', '.join(TARGETS)}")
+        if self.vendor_trees and self.objective != "regression":
+            raise InputError(
+                f"vendor_trees is {self.vendor_trees} and objective {self.objective}; only the "
+                "scores of regressions compare between forests, use objective=regression"
+            )
         if not 2 <= self.leaves <= 255 or not 1 <= self.max_bin <= 255:
             raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
 
@@ -59,6 +67,11 @@ class Params:
     def has_base(self) -> bool:
         """Whether scores start from the calibrated time; only a regression can."""
         return self.base and self.objective == "regression"
+
+    def light(self, trees: int) -> Params:
+        """The same with no more than so many trees, all of them grown once."""
+        fewer = {n: min(getattr(self, n), trees) for n in ("trees", "vendor_trees")}
+        return replace(self, patience=0, hard_rounds=0, **fewer)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "targets": list(self.targets)}

@@ -6,7 +6,6 @@ regions of problems are left out as well, and efficiency is looked at by distanc
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ def _left_out(
 ) -> tuple[Array, Array]:
     """Distance and efficiency of every problem by a ranking that saw nothing of its region."""
     data: Dataset = trainer.data
-    light = replace(params, patience=0, hard_rounds=0, trees=min(params.trees, _TREES))
+    light = params.light(_TREES)
     score = np.zeros(len(data))
     for number in np.unique(region):
         test = (region == number)[data.problem_index]

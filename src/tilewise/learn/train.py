@@ -13,7 +13,7 @@ from tilewise import __version__
 from tilewise.core.arch import devices
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import Forest
-from tilewise.core.model import Model, save_model
+from tilewise.core.model import VENDOR, Model, save_model
 from tilewise.learn import beside
 from tilewise.learn.cross import SEEN, CrossValidated, Progress, cross_validate, mined, silent
 from tilewise.learn.dataset import Dataset
@@ -84,6 +84,8 @@ def _forests(
     """The ranking and the forests beside it, each with its LightGBM text."""
     everything = np.ones(len(trainer.data), bool)
     found = {"rank": (fitted.forest, fitted.text)}
+    if fitted.vendor is not None:
+        found[VENDOR] = fitted.vendor, fitted.vendor_text
     found["level"] = beside.level(trainer, everything, params, start)
     for target in params.targets:
         progress(f"target {target}")
@@ -98,6 +100,7 @@ def _needed(trainer: Trainer, forests: dict[str, Forest], params: Params) -> Fea
     """The definitions that serving needs, and no others."""
     wanted = dict.fromkeys(n for f in forests.values() for n in f.features)
     keep = [*axes_of(trainer), *(["calibrated_us"] if params.has_base else [])]
+    keep += ["is_vendor"] if VENDOR in forests else []
     return trainer.features.restricted(wanted, keep)
 
 

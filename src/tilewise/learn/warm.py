@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tilewise.core.features import FeatureSet
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import VENDOR, Model, load_model
 from tilewise.errors import ModelError
 from tilewise.learn.fit import Start, Trainer
 from tilewise.learn.forests import text_names
@@ -29,7 +29,8 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     ]
     if found:
         raise ModelError(f"{folder} cannot be continued: " + "; ".join(found))
-    return Start(text, old.calibration, seen, old.name)
+    vendor = _read(folder, f"{VENDOR}.txt") if VENDOR in old.forests else ""
+    return Start(text, old.calibration, seen, old.name, vendor)
 
 
 def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
@@ -42,6 +43,7 @@ def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
         ("dtypes", old.dtypes, data.dtypes),
         ("objective", objective, params.objective),
         ("base", old.has_base, params.has_base),
+        ("forest of the vendor's", VENDOR in old.forests, params.vendor_trees > 0),
     )
     return [f"its {what} is {a}, here it is {b}" for what, a, b in pairs if a != b]
 

@@ -137,10 +137,6 @@ class Scores:
     score: Array
     level: float
     """Times are 2 ** (level - score) microseconds."""
-    distance: float
-    """Octaves to the nearest measured problem."""
-    nearest: int
-    """Which of the measured problems that is."""
 
 
 class Ranker(Protocol):

@@ -12,7 +12,7 @@ from tilewise.core.simplify import Facts, simplified
 
 BLOCK = 64
 """Kernels that are scored together."""
-SERVED = ("rank", "valid", "level")
+SERVED = ("rank", "vendor", "valid", "level")
 """Forests that selection needs; absolute targets are predicted on request, in NumPy."""
 
 

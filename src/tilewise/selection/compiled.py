@@ -16,7 +16,7 @@ from tilewise.core.compile_expr import Array, encode
 from tilewise.core.features import KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model
+from tilewise.core.model import VENDOR, Model
 from tilewise.core.problem import Problem
 from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.choice import Scores
@@ -40,7 +40,7 @@ class _Context(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("kernels", "blocks", "has_base")),
         *((n, ctypes.c_void_p) for n in ("arch", "kernel_values", "handicap")),
         ("stride", ctypes.c_int64),
-        *((n, ctypes.c_void_p) for n in ("rank", "valid")),
+        *((n, ctypes.c_void_p) for n in ("rank", "valid", "vendor", "is_vendor")),
         ("level_trees", ctypes.c_int64),
         *((n, ctypes.c_void_p) for n in ("level_start", "level_value", "level_left")),
         *((n, ctypes.c_void_p) for n in ("level_right", "level_bound", "level_leaf")),
@@ -71,10 +71,10 @@ class CompiledScorer:
         self.score = np.zeros(self.blocks * BLOCK)
         self.info = np.zeros(3)
         self._context = self._make_context()
-        self._rank, self._measure = library.tw_rank, library.tw_measure
-        address = ctypes.c_void_p
-        for call in (self._rank, self._measure):
-            call.argtypes, call.restype = (address, address), None
+        self._rank = library.tw_rank
+        self._level, self._nearest = library.tw_level, library.tw_nearest
+        for call in (self._rank, self._level, self._nearest):
+            call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p), None
         self._at = ctypes.addressof(self._context)
         self._problem_at = self._problem.ctypes.data
 
@@ -83,17 +83,22 @@ class CompiledScorer:
         self._fields(problem, self._problem)
         self._rank(self._at, self._problem_at)
 
-    def measure(self, problem: Problem) -> tuple[float, float, int]:
-        """Level, distance to the nearest measured problem, and which that is."""
+    def level(self, problem: Problem) -> float:
+        """What turns scores into times."""
         self._fields(problem, self._problem)
-        self._measure(self._at, self._problem_at)
-        level, squared, which = self.info.tolist()
-        return level, squared**0.5, int(which)
+        self._level(self._at, self._problem_at)
+        return float(self.info[0])
+
+    def nearest(self, problem: Problem) -> tuple[float, int]:
+        """Octaves to the nearest measured problem, and which that is."""
+        self._fields(problem, self._problem)
+        self._nearest(self._at, self._problem_at)
+        return float(self.info[1]) ** 0.5, int(self.info[2])
 
     def __call__(self, problem: Problem) -> Scores:
         self.rank(problem)
         order, score = self.order[: self.count].copy(), self.score[: self.count].copy()
-        return Scores(order, score, *self.measure(problem))
+        return Scores(order, score, self.level(problem))
 
     def features(self, problem: Problem) -> dict[str, Array]:
         """Every mixed value and every value of the problem, as C computes them."""
@@ -132,7 +137,14 @@ class CompiledScorer:
             handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
             stride=len(padded),
             rank=self._forest(model.forests["rank"], rows),
-            valid=self._forest(model.forests["valid"], rows) if "valid" in model.forests else None,
+            **{
+                name: self._forest(model.forests[name], rows)
+                for name in ("valid", VENDOR)
+                if name in model.forests
+            },
+            is_vendor=self._hold(
+                np.array([self.kernels[i].engine == VENDOR for i in padded], np.uint8)
+            ),
             points=len(model.measured.points),
             axes=len(model.measured.axes),
             point=self._hold(model.measured.points.T),

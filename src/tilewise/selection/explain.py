@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model
+from tilewise.core.model import VENDOR, Model
 from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
@@ -76,17 +76,17 @@ def parts(
     """
     model = selector.model
     rows = pool_rows(model, [chosen, *others], selector.arch, problem)
-    forest = model.forests["rank"]
-    matrix = model.forest_matrix("rank", rows)
+    name = VENDOR if chosen.engine == VENDOR and VENDOR in model.forests else "rank"
+    forest, matrix = model.forests[name], model.forest_matrix(name, rows)
     own, theirs = matrix[0], matrix[1:]
     here = float(forest.predict(matrix[:1])[0])
     found = []
-    for i, name in enumerate(forest.features):
+    for i, feature in enumerate(forest.features):
         if (theirs[:, i] != own[i]).any():
             swapped = np.repeat(matrix[:1], len(others), axis=0)
             swapped[:, i] = theirs[:, i]
             lost = here - float(forest.predict(swapped).mean())
-            found.append(_part(model, name, own[i], theirs[:, i], lost))
+            found.append(_part(model, feature, own[i], theirs[:, i], lost))
     if model.has_base:
         times = model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
         lost = float(np.log2(times[1:] / times[0]).mean())

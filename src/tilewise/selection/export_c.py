@@ -17,7 +17,7 @@ from tilewise.core.compile_expr import C_PRELUDE
 from tilewise.core.features import KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model
+from tilewise.core.model import VENDOR, Model
 from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.codegen import SERVED, Layout
 
@@ -106,6 +106,7 @@ static inline void tw_rank(const tw_problem_t *problem, int *order, double *log2
     tw_mixed(values, tw_kernel_values + i, TW_COUNT, mixed);
 %(rank)s
     score = tw_sum_rank(x);
+%(vendor)s
 %(base)s
 %(valid)s
     score -= tw_handicap[i];
@@ -166,6 +167,9 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
         layout.problem_source(),
         layout.mixed_source(1),
     ]
+    if VENDOR in model.forests:
+        own = [int(k.engine == VENDOR) for k in kernels]
+        parts.append(_array("static const unsigned char tw_is_vendor", own))
     fills = {}
     for title in SERVED:
         if title in model.forests:
@@ -190,8 +194,20 @@ def _bodies(model: Model, layout: Layout, fills: dict[str, str]) -> dict[str, st
     valid = ""
     if "valid" in fills:
         valid = f"{fills['valid']}\n    if (tw_sum_valid(x) < 0.0) score -= 1000.0;"
+    vendor = ""
+    if VENDOR in fills:
+        vendor = (
+            f"    if (tw_is_vendor[i]) {{\n{fills[VENDOR]}\n    score = tw_sum_vendor(x);\n    }}"
+        )
     level = f"  i = 0;\n{fills['level']}\n  values[TW_VALUES] = tw_sum_level(x);"
-    return {"pack": pack, "rank": fills["rank"], "base": base, "valid": valid, "level": level}
+    return {
+        "pack": pack,
+        "rank": fills["rank"],
+        "vendor": vendor,
+        "base": base,
+        "valid": valid,
+        "level": level,
+    }
 
 
 def _problem_type(layout: Layout, model: Model) -> str:

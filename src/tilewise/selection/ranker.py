@@ -59,7 +59,7 @@ class ModelRanker:
         with self._lock:
             selector = self._selectors.get(arch) or self._grown(arch, ())
             with selector.lock:
-                _, distance, _ = selector.scorer.measure(problem)
+                distance, _ = selector.scorer.nearest(problem)
         if distance <= self.model.measured.reach:
             return None
         log.info("%s is unfamiliar to %s (%.1f octaves)", problem, self.model.name, distance)

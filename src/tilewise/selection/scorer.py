@@ -54,22 +54,28 @@ class NumpyScorer:
             np.arange(len(self.kernels)),
         )
 
-    def measure(self, problem: Problem) -> tuple[float, float, int]:
-        """Level, distance to the nearest measured problem, and which that is."""
+    def _one(self, problem: Problem) -> Rows:
+        """The row of the first kernel."""
         rows = self.rows(problem)
-        one = Rows(
+        return Rows(
             rows.problems, rows.kernels, rows.arch, rows.problem_index[:1], rows.kernel_index[:1]
         )
-        level = float(self.model.predict("level", one)[0])
+
+    def level(self, problem: Problem) -> float:
+        """What turns scores into times."""
+        return float(self.model.predict("level", self._one(problem))[0])
+
+    def nearest(self, problem: Problem) -> tuple[float, int]:
+        """Octaves to the nearest measured problem, and which that is."""
         axes = self.model.measured.axes
-        found = self.model.features.evaluate(one, axes)
+        found = self.model.features.evaluate(self._one(problem), axes)
         here = np.array([found[a][0] for a in axes])
         step = self.model.measured.points - here
         far = np.zeros(len(step))
         for j in range(len(axes)):
             far = far + step[:, j] * step[:, j]
         which = int(np.argmin(far))
-        return level, float(np.sqrt(far[which])), which
+        return float(np.sqrt(far[which])), which
 
     def __call__(self, problem: Problem) -> Scores:
         rows = self.rows(problem)
@@ -78,7 +84,7 @@ class NumpyScorer:
             score = np.where(self.model.predict("valid", rows) < 0, score - 1000.0, score)
         score = score - self._handicap
         order = np.argsort(-score, kind="stable").astype(np.int32)
-        return Scores(order, score, *self.measure(problem))
+        return Scores(order, score, self.level(problem))
 
 
 Scorer = CompiledScorer | NumpyScorer

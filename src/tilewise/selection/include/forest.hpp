@@ -33,7 +33,8 @@ struct tw_context {
   const double *kernel_values;
   const double *handicap;
   int64_t stride;
-  const tw_forest *rank, *valid;
+  const tw_forest *rank, *valid, *vendor;
+  const uint8_t *is_vendor;  // per kernel; looked at where `vendor` is there
   // The level: a small forest over the problem's values, walked one node at a time.
   int64_t level_trees;
   const int32_t *level_start, *level_value, *level_left, *level_right;

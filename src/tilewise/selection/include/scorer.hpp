@@ -43,11 +43,30 @@ static void nearest(const tw_context *c, const double *values, double *info) {
   info[2] = (double)which;
 }
 
-TW_API void tw_measure(tw_context *c, const double *problem) {
+TW_API void tw_level(tw_context *c, const double *problem) {
   double values[TW_VALUES + 1];
   tw_problem(problem, c->arch, values);
   c->info[0] = level_of(c, values);
+}
+
+TW_API void tw_nearest(tw_context *c, const double *problem) {
+  double values[TW_VALUES + 1];
+  tw_problem(problem, c->arch, values);
   nearest(c, values, c->info);
+}
+
+// What the forest of the vendor's routines says, in place of the ranking's, in blocks with any.
+static void score_vendor(const tw_context *c, int64_t block, int lanes, const double *values,
+                         const double *mixed, double *score) {
+  const uint8_t *is_vendor = c->is_vendor + block * TW_BLOCK;
+  if (!std::memchr(is_vendor, 1, (size_t)lanes)) return;
+  alignas(64) uint8_t rows[TW_ROWS * TW_BLOCK];
+  alignas(64) int32_t total[TW_BLOCK] = {0};
+  fill_problem_rows(c->vendor, values, rows);
+  fill_rows(c->vendor, block, lanes, mixed, rows);
+  sum_trees(c->vendor, rows, total);
+  for (int i = 0; i < lanes; ++i)
+    if (is_vendor[i]) score[i] = total[i] * c->vendor->scale + c->vendor->offset;
 }
 
 TW_API void tw_features(tw_context *c, const double *problem, double *values, double *mixed) {
@@ -76,8 +95,9 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
       fill_rows(c->valid, block, lanes, mixed, valid_rows);
       sum_trees(c->valid, valid_rows, will_run);
     }
+    for (int i = 0; i < TW_BLOCK; ++i) score[i] = total[i] * c->rank->scale + c->rank->offset;
+    if (c->vendor) score_vendor(c, block, lanes, values, mixed, score);
     for (int i = 0; i < TW_BLOCK; ++i) {
-      score[i] = total[i] * c->rank->scale + c->rank->offset;
       if (c->has_base) score[i] -= tw_log2(mixed[(TW_MIXED - 1) * TW_BLOCK + i]);
       if (c->valid && will_run[i] * c->valid->scale + c->valid->offset < 0.0) score[i] -= 1000.0;
       score[i] -= c->handicap[block * TW_BLOCK + i];
