@@ -53,8 +53,9 @@ class Lines(Sequence[str]):
 
     @cached_property
     def _lines(self) -> list[str]:
-        lines = zlib.decompress(b64decode(self._packed, validate=True)).decode().split("\n")
-        if self._count != (len(lines) if self._count else 0):
+        text = zlib.decompress(b64decode(self._packed, validate=True)).decode()
+        lines = text.split("\n") if self._count else []
+        if len(lines) != self._count:
             raise ValueError(f"{len(lines)} lines are packed, {self._count} were promised")
         return lines
 
