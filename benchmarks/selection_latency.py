@@ -31,7 +31,7 @@ import numpy as np
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model, forest_text, load_model
 from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, default_registry
 from tilewise.errors import NoKernelError
@@ -75,7 +75,7 @@ def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], li
     """The same model by LightGBM's predict over NumPy features."""
     import lightgbm
 
-    booster = lightgbm.Booster(model_file=str(folder / "rank.txt"))
+    booster = lightgbm.Booster(model_str=forest_text(folder, "rank"))
     names = booster.feature_name()
     plain = NumpyScorer(selector.model, selector.kernels, selector.arch)
     features = selector.model.features

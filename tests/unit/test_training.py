@@ -17,7 +17,7 @@ import pytest
 from tilewise.core.arch import load_arch
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import from_lightgbm
-from tilewise.core.model import Measured, load_model
+from tilewise.core.model import Measured, forest_text, load_model
 from tilewise.core.packed import Lines, pack, pack_lines, unpack
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
@@ -210,7 +210,7 @@ def test_a_warm_start_learns_on_and_is_judged_on_new_problems_alone(
     save(train(old_data, QUICK, fold_count=3, name="old"), old_data, tmp_path / "old")
     old = load_model(tmp_path / "old")
     more = train(small_data, QUICK, fold_count=3, continue_from=tmp_path / "old")
-    text = (tmp_path / "old" / "rank.txt").read_text()
+    text = forest_text(tmp_path / "old", "rank")
     assert (
         more.texts["rank"].split("Tree=1\n")[0].split("Tree=0\n")[1]
         == (text.split("Tree=1\n")[0].split("Tree=0\n")[1])

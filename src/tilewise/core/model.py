@@ -1,7 +1,7 @@
 """Models as values and as folders.
 
     model.json.gz       forests (flat arrays), calibration factors, the measured problems
-    rank.txt ...        the original LightGBM text of each forest
+    rank.txt.gz ...     the original LightGBM text of each forest
     feature_spec.json   the definitions of the features it uses
     manifest.json       what it is for, where it comes from, sha256 of every other file
     metrics.json        cross-validation
@@ -199,10 +199,9 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
         "calibration": model.calibration.to_dict(),
         "measured": model.measured.to_dict(),
     }
-    # No time stamp inside: equal models are equal bytes.
-    packed = gzip.compress(json.dumps(body, separators=(",", ":")).encode(), 9, mtime=0)
+    packed = _packed(json.dumps(body, separators=(",", ":")))
     files: dict[str, bytes] = {_BODY: packed, _SPEC: _json(model.features.to_dict())}
-    files |= {f"{name}.txt": text.encode() for name, text in texts.items()}
+    files |= {f"{name}.txt.gz": _packed(text) for name, text in texts.items()}
     files |= {f"{name}.json": _json(value) for name, value in extra.items()}
     files["metrics.json"] = _json(dict(model.metrics))
     for name, data in files.items():
@@ -220,6 +219,21 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
         "files": dict(sorted(seals.items())),
     }
     (folder / _MANIFEST).write_bytes(_json(manifest))
+
+
+def _packed(text: str) -> bytes:
+    """Without a time stamp: equal models are equal bytes."""
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def forest_text(folder: Path, name: str) -> str:
+    """The LightGBM text of a forest in a model's folder."""
+    path = folder / f"{name}.txt.gz"
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path} cannot be read: {reason}") from None
 
 
 def _json(value: Any) -> bytes:

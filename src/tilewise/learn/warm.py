@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tilewise.core.features import FeatureSet
-from tilewise.core.model import VENDOR, Model, load_model
+from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.errors import ModelError
 from tilewise.learn.fit import Start, Trainer
 from tilewise.learn.forests import text_names
@@ -15,13 +15,13 @@ from tilewise.learn.params import Params
 
 def warm_names(folder: Path) -> tuple[str, ...]:
     """The features of the old ranking, which stay even where new data does not vary in them."""
-    return text_names(_read(folder, "rank.txt"))
+    return text_names(forest_text(folder, "rank"))
 
 
 def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     """What to continue from, after checking that it speaks of the same things."""
     old = load_model(folder)
-    text = _read(folder, "rank.txt")
+    text = forest_text(folder, "rank")
     seen = frozenset(json.loads(_read(folder, "folds.json")))
     found = [
         *_foreign(old, trainer, params),
@@ -29,7 +29,7 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     ]
     if found:
         raise ModelError(f"{folder} cannot be continued: " + "; ".join(found))
-    vendor = _read(folder, f"{VENDOR}.txt") if VENDOR in old.forests else ""
+    vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
     return Start(text, old.calibration, seen, old.name, vendor)
 
 
