@@ -31,7 +31,7 @@ import numpy as np
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, forest_text, load_model
+from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, default_registry
 from tilewise.errors import NoKernelError
@@ -75,8 +75,10 @@ def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], li
     """The same model by LightGBM's predict over NumPy features."""
     import lightgbm
 
-    booster = lightgbm.Booster(model_str=forest_text(folder, "rank"))
-    names = booster.feature_name()
+    forests = [n for n in ("rank", VENDOR) if n in selector.model.forests]
+    boosters = [lightgbm.Booster(model_str=forest_text(folder, name)) for name in forests]
+    is_vendor = np.array([k.engine == VENDOR for k in selector.kernels])
+    names = boosters[0].feature_name()
     plain = NumpyScorer(selector.model, selector.kernels, selector.arch)
     features = selector.model.features
     known = [n for n in names if n in features.features]
@@ -85,7 +87,10 @@ def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], li
         found = features.evaluate(plain.rows(problem), [*known, "calibrated_us"])
         zero = np.zeros(len(selector.kernels))
         matrix = np.column_stack([found.get(n, zero) for n in names])
-        score = booster.predict(matrix, num_threads=1) - np.log2(found["calibrated_us"])
+        score = boosters[0].predict(matrix, num_threads=1)
+        if is_vendor.any() and boosters[1:]:
+            score[is_vendor] = boosters[1].predict(matrix[is_vendor], num_threads=1)
+        score = score - np.log2(found["calibrated_us"])
         return [selector.kernels[i] for i in np.argsort(-score, kind="stable")]
 
     return rank
