@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from tilewise.cli.sweep import settled_policy
+from tilewise.core.arch import load_arch
+from tilewise.core.model import load_model
 from tilewise.errors import InputError
+from tilewise.selection.models import SHIPPED
 
 
 def tilewise(*words: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +69,26 @@ def test_rank_and_explain_predict_the_same_for_a_named_architecture() -> None:
     explained = shown("explain", *words)
     ranked = {r["kernel"]: r["predicted_us"] for r in shown("rank", *words)["ranking"]}
     assert ranked[explained["kernel"]] == pytest.approx(explained["predicted_us"])
+
+
+def test_export_c_takes_the_figures_of_the_measured_device(tmp_path: Path) -> None:
+    model = SHIPPED / "x86_avx512_conv_fwd_fp32"
+    figures = load_model(model).trained_on
+    shown("export-c", str(model), str(tmp_path / "a.h"))
+    shown("export-c", str(model), str(tmp_path / "b.h"), "--arch", "x86_avx512")
+    text = (tmp_path / "a.h").read_text()
+    assert (tmp_path / "b.h").read_text() == text
+    where = text.index("_arch[")
+    assert repr(float(figures.memory_gb_s)) in text[where : text.index("}", where)]
+
+
+def test_figures_that_are_given_count() -> None:
+    model = load_model(SHIPPED / "x86_avx512_gemm_fp32")
+    named = load_arch("x86_avx512")
+    assert model.figures_for(named) == model.figures_for(None) == model.trained_on
+    given = named.with_figures(compute_units=8)
+    assert model.figures_for(given) == given
+    assert model.figures_for(load_arch("x86_avx2")) == load_arch("x86_avx2")
 
 
 def test_rank_of_no_work_shows_no_table() -> None:

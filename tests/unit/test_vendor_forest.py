@@ -10,7 +10,7 @@ import pytest
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR, load_model
+from tilewise.core.model import VENDOR, forest_text, load_model
 from tilewise.engines.toolchain import why_no_compiler
 from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import Dataset
@@ -19,6 +19,7 @@ from tilewise.learn.params import Params
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.learn.train import save, train
 from tilewise.ops.vendor import VendorKernel
+from tilewise.selection import scorer as scorers
 from tilewise.selection.explain import explain
 from tilewise.selection.scorer import NumpyScorer, make_scorer
 from tilewise.selection.selector import Selector
@@ -47,6 +48,21 @@ def test_scores_of_both_forests_compare(vendor_data: Dataset, vendor_model: Path
 
 
 @needs_compiler
+@pytest.mark.parametrize("flags", [(), ("-mavx2", "-mfma")])
+def test_every_instruction_set_gives_the_same(
+    vendor_model: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flags and not scorers._isa_flags():
+        pytest.skip("this machine has no AVX2")
+    monkeypatch.setattr(scorers, "_isa_flags", lambda: flags)
+    model, kernels = load_model(vendor_model), pool(70, 66)
+    compiled = make_scorer(model, kernels, GFX950, compiled=True)
+    plain = NumpyScorer(model, kernels, GFX950)
+    for problem in synthetic_problems("gemm", "bf16", 10, seed=12):
+        assert np.array_equal(compiled(problem).score, plain(problem).score)
+
+
+@needs_compiler
 @pytest.mark.parametrize(("count", "at"), [(1, 0), (20, 3), (64, 63), (65, 64), (130, 70)])
 def test_c_and_numpy_agree_exactly(vendor_model: Path, count: int, at: int) -> None:
     model, kernels = load_model(vendor_model), pool(count, at)
@@ -65,7 +81,22 @@ def test_a_choice_of_the_vendor_is_explained(vendor_model: Path) -> None:
     wide = next(p for p in problems if p.gemm.n > 1000)
     report = explain(selector, wide)
     assert report["kernel"] == LIBRARY.name
-    assert report["moved_by"]
+    # No other kernel is of its forest: what the two say is one ground, beside calibrated times.
+    grounds = {part["feature"]: part for part in report["reasons"]}
+    assert set(grounds) == {"kernel_engine", "calibrated_us"}
+    assert (grounds["kernel_engine"]["chosen"], grounds["kernel_engine"]["others"]) == (
+        *(VENDOR, "ck_tile"),
+    )
+    product = np.prod([1 + part["percent"] / 100 for part in grounds.values()])
+    assert product == pytest.approx(1 + report["expected_gap"])
+
+
+def test_a_choice_of_another_is_held_against_its_like(vendor_model: Path) -> None:
+    selector = Selector(load_model(vendor_model), pool(20, 5))
+    narrow = next(p for p in synthetic_problems("gemm", "bf16", 40, seed=6) if 8 < p.gemm.n < 200)
+    report = explain(selector, narrow)
+    assert report["kernel"] != LIBRARY.name
+    assert "kernel_engine" not in {part["feature"] for part in report["moved_by"]}
 
 
 def test_it_is_learned_only_where_others_were_measured(vendor_data: Dataset) -> None:
@@ -89,5 +120,10 @@ def test_a_warm_start_continues_both(vendor_data: Dataset, tmp_path: Path) -> No
     old = load_model(tmp_path).forests
     for name in ("rank", VENDOR):
         assert more.model.forests[name].num_trees > old[name].num_trees
-    with pytest.raises(ModelError, match="forest of the vendor's is True, here it is False"):
+    # Where the new measurements have none of the vendor's, its forest stays as it was.
+    others = np.array([k.engine != VENDOR for k in vendor_data.kernels])
+    kept = vendor_data.keep(others[vendor_data.kernel_index])
+    again = train(kept, PARAMS, fold_count=3, continue_from=tmp_path)
+    assert again.texts[VENDOR] == forest_text(tmp_path, VENDOR)
+    with pytest.raises(ModelError, match=r"vendor_trees\) is True, here it is False"):
         train(vendor_data, replace(PARAMS, vendor_trees=0), continue_from=tmp_path)

@@ -32,12 +32,13 @@ def export_c(
     from tilewise.selection.export_c import export_c as render
 
     found = load_model(model)
-    label, _, device = (arch or f"{found.arch}:{found.device}").partition(":")
+    label, _, device = (arch or "").partition(":")
+    figures = found.figures_for(load_arch(label, device) if arch else None)
     pool = measured_kernels(found)
     try:
         if kernels is not None:
             pool = load_kernels(kernels.read_text(), get_op(found.op))
-        text = render(found, pool, load_arch(label, device), name)
+        text = render(found, pool, figures, name)
         file.write_text(text)
     except OSError as error:
         raise FileError(f"{error.filename}: {error.strerror}") from None

@@ -5,7 +5,7 @@
     feature_spec.json   the definitions of the features it uses
     manifest.json       what it is for, where it comes from, sha256 of every other file
     metrics.json        cross-validation
-    importances.json    what each feature contributes
+    importances.json    what each feature contributes to the ranking
     oof.parquet         out-of-fold predictions
     folds.json          which problem was in which fold
 
@@ -29,12 +29,11 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
-from tilewise.core.packed import Lines, pack, pack_lines, unpack
+from tilewise.core.packed import MOST_BYTES, Lines, pack, pack_lines, unpack
 from tilewise.errors import ModelError
 
 MODEL_SCHEMA = 3
 """1 had plain lists in place of packed numbers, 2 no forest of the vendor's; both are read."""
-MAX_BODY_BYTES = 256 * 2**20
 _BODY, _SPEC, _MANIFEST = "model.json.gz", "feature_spec.json", "manifest.json"
 
 
@@ -157,10 +156,13 @@ class Model:
         return arch.with_figures(**self.manifest.get("figures", {}))
 
     def figures_for(self, arch: Arch | None) -> Arch:
-        """`arch`; where it is only a name, with the figures of the device that was measured."""
-        if arch is None or (arch.name == self.arch and not arch.device):
-            return self.trained_on
-        return arch
+        """`arch`; where it only names what has no product (a CPU), with the measured figures."""
+        is_name = arch is None or (not arch.device and arch == load_arch(self.arch))
+        return self.trained_on if arch is None or is_name else arch
+
+    def forest_of(self, engine: str) -> str:
+        """The forest that speaks of an engine's kernels."""
+        return VENDOR if engine == VENDOR and VENDOR in self.forests else "rank"
 
     def handicap(self, engine: str) -> float:
         """What is taken from the scores of an engine's kernels."""
@@ -183,7 +185,8 @@ class Model:
         score = self.predict("rank", rows)
         if VENDOR in self.forests:
             is_vendor = self.features.evaluate(rows, ["is_vendor"])["is_vendor"] > 0
-            score = np.where(is_vendor, self.predict(VENDOR, rows), score)
+            if is_vendor.any():
+                score[is_vendor] = self.predict(VENDOR, rows.only(is_vendor))
         if self.has_base:
             score = score - log2(self.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
         return score
@@ -206,6 +209,9 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     files["metrics.json"] = _json(dict(model.metrics))
     for name, data in files.items():
         (folder / name).write_bytes(data)
+    for text in (*folder.glob("*.txt"), *folder.glob("*.txt.gz")):
+        if text.name not in files:  # of a model that was here before
+            text.unlink()
     others = sorted(folder.glob("*.parquet"))
     seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}
@@ -229,7 +235,10 @@ def _packed(text: str) -> bytes:
 def forest_text(folder: Path, name: str) -> str:
     """The LightGBM text of a forest in a model's folder."""
     path = folder / f"{name}.txt.gz"
+    plain = folder / f"{name}.txt"  # before schema 3
     try:
+        if plain.exists() and not path.exists():
+            return plain.read_text()
         return gzip.decompress(path.read_bytes()).decode()
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -248,9 +257,9 @@ def load_model(folder: Path | str) -> Model:
     spec = _checked(path, _SPEC, manifest)
     try:
         unpacked = zlib.decompressobj(wbits=31)
-        body = json.loads(unpacked.decompress(raw, MAX_BODY_BYTES))
+        body = json.loads(unpacked.decompress(raw, MOST_BYTES))
         if unpacked.unconsumed_tail:
-            raise ModelError(f"{path}: {_BODY} unpacks to more than {MAX_BODY_BYTES} bytes")
+            raise ModelError(f"{path}: {_BODY} unpacks to more than {MOST_BYTES} bytes")
         return Model(
             op=str(manifest["op"]),
             arch=str(manifest["arch"]),

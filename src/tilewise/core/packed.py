@@ -11,6 +11,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_BYTES = 256 * 2**20
+"""Nothing is unpacked to more."""
 _WHOLE = ("u1", "i2", "i4", "i8")
 """Tried in this order: the first that holds all values."""
 
@@ -39,7 +41,9 @@ def unpack(text: str | Sequence[float], dtype: type) -> NDArray[Any]:
         raise ValueError(f"numbers are packed as {kind[:8]!r}; use {', '.join(_WHOLE)} or f8")
     values = np.frombuffer(b64decode(packed, validate=True), "<" + kind)
     if parts:
-        return (values / int(parts)).astype(dtype)
+        if int(parts) < 1:
+            raise ValueError(f"numbers are packed in parts of {parts[:8]}")
+        values = values / int(parts)
     if not np.can_cast(values.dtype, dtype) and not np.array_equal(values, values.astype(dtype)):
         raise ValueError(f"numbers packed as {kind} do not fit {np.dtype(dtype).name}")
     return values.astype(dtype)
@@ -53,7 +57,10 @@ class Lines(Sequence[str]):
 
     @cached_property
     def _lines(self) -> list[str]:
-        text = zlib.decompress(b64decode(self._packed, validate=True)).decode()
+        unpacked = zlib.decompressobj()
+        text = unpacked.decompress(b64decode(self._packed, validate=True), MOST_BYTES).decode()
+        if unpacked.unconsumed_tail:
+            raise ValueError(f"lines unpack to more than {MOST_BYTES} bytes")
         lines = text.split("\n") if self._count else []
         if len(lines) != self._count:
             raise ValueError(f"{len(lines)} lines are packed, {self._count} were promised")

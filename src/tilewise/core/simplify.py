@@ -22,7 +22,8 @@ def simplified(features: FeatureSet, facts: Facts) -> FeatureSet:
     made: dict[str, str] = {}
     for name, expression in features.expressions.items():
         # Parsed anew: a transformer changes the tree it is given.
-        tree = _Settle(facts, settled).visit(ast.parse(expression.source, mode="eval").body)
+        settle = _Settle(facts, settled, features.words)
+        tree = settle.visit(ast.parse(expression.source, mode="eval").body)
         if (value := _number(tree)) is not None:
             settled[name] = value
         made[name] = ast.unparse(tree)
@@ -36,11 +37,17 @@ def simplified(features: FeatureSet, facts: Facts) -> FeatureSet:
 class _Settle(ast.NodeTransformer):
     """Settles comparisons of words, and what hangs on them; arithmetic is left alone."""
 
-    def __init__(self, facts: Facts, settled: Mapping[str, float]) -> None:
-        self._facts, self._settled = facts, settled
+    def __init__(
+        self, facts: Facts, settled: Mapping[str, float], words: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self._facts, self._settled, self._words = facts, settled, words
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(self._settled[node.id]) if node.id in self._settled else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        node.args = [self.visit(argument) for argument in node.args]  # not the function's name
+        return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         answer = self._answer(node)
@@ -87,9 +94,12 @@ class _Settle(ast.NodeTransformer):
         possible = self._facts.get(node.left.id)
         op, right = node.ops[0], node.comparators[0]
         parts = right.elts if isinstance(right, ast.List | ast.Tuple) else [right]
-        words = {p.value for p in parts if isinstance(p, ast.Constant)}
-        if possible is None:
+        asked = [p.value for p in parts if isinstance(p, ast.Constant) and type(p.value) is str]
+        is_of_words = isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
+        if possible is None or not is_of_words or len(asked) != len(parts):
             return None
+        # A word that the field does not know equals nothing, not even itself.
+        words = set(asked) & set(self._words.get(node.left.id, ()))
         if possible <= words:
             return isinstance(op, ast.Eq | ast.In)
         return isinstance(op, ast.NotEq | ast.NotIn) if possible.isdisjoint(words) else None

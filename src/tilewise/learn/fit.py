@@ -26,6 +26,11 @@ _MIN_PROBLEMS = 8
 """With fewer nothing is set apart to stop on."""
 
 
+def _for_vendor(params: Params) -> Params:
+    """Few rows a problem to learn from: slow trees that see few columns each."""
+    return replace(params, leaves=63, learning_rate=0.03, column_share=0.2, min_rows=8)
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a warm start continues from; scores of its problems are not out of fold any more."""
@@ -173,15 +178,15 @@ class Trainer:
         self, lesson: Lesson, ok: Mask, params: Params, start: Start | None
     ) -> tuple[Forest | None, str]:
         """A forest of the vendor's rows alone, where others say what they are held against."""
-        data, own = self.data, ok & ~self.is_vendor
-        rows = ok & self.is_vendor & data.of_problems(np.unique(data.problem_index[own]))
-        if not params.vendor_trees or not rows.any():
-            return None, ""
-        init = start.vendor_text if start else ""
-        # One row a problem: few to learn from, so the trees are slow and see few columns each.
-        fine = replace(params, leaves=63, learning_rate=0.03, column_share=0.2, min_rows=8)
-        text = grow(lesson, rows, fine, params.vendor_trees, init_text=init).model_to_string()
-        return from_lightgbm(text, lesson.names), text
+        data, others = self.data, ok & ~self.is_vendor
+        rows = ok & self.is_vendor & data.of_problems(np.unique(data.problem_index[others]))
+        text = start.vendor_text if start else ""
+        if params.vendor_trees and rows.any():
+            booster = grow(
+                lesson, rows, _for_vendor(params), params.vendor_trees, init_text=text or None
+            )
+            text = booster.model_to_string()
+        return (from_lightgbm(text, lesson.names) if text else None), text
 
     def _apart(self, rows: Mask, params: Params, start: Start | None) -> NDArray[np.int64]:
         """The third split: problems to stop on, which the old model must not have seen either."""

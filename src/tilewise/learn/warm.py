@@ -36,14 +36,16 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
 def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
     """What the old model is for or was grown by that differs."""
     data = trainer.data
-    objective = old.manifest.get("params", {}).get("objective", params.objective)
+    settings = old.manifest.get("params", {})
+    objective = settings.get("objective", params.objective)
+    has_own = settings.get("vendor_trees", 0) > 0
     pairs = (
         ("op", old.op, data.op),
         ("arch", old.arch, data.arch.name),
         ("dtypes", old.dtypes, data.dtypes),
         ("objective", objective, params.objective),
         ("base", old.has_base, params.has_base),
-        ("forest of the vendor's", VENDOR in old.forests, params.vendor_trees > 0),
+        ("forest of the vendor's (vendor_trees)", has_own, params.vendor_trees > 0),
     )
     return [f"its {what} is {a}, here it is {b}" for what, a, b in pairs if a != b]
 

@@ -7,12 +7,12 @@ from functools import cached_property
 
 from tilewise.core.compile_expr import to_c
 from tilewise.core.features import ARCH, KERNEL, MIXED, PROBLEM, FeatureSet
-from tilewise.core.model import Model
+from tilewise.core.model import VENDOR, Model
 from tilewise.core.simplify import Facts, simplified
 
 BLOCK = 64
 """Kernels that are scored together."""
-SERVED = ("rank", "vendor", "valid", "level")
+SERVED = ("rank", VENDOR, "valid", "level")
 """Forests that selection needs; absolute targets are predicted on request, in NumPy."""
 
 
@@ -35,6 +35,12 @@ class Layout:
         wanted = [n for f in forests for n in f.features]
         wanted += [*self.model.measured.axes, *(["calibrated_us"] if self.model.has_base else [])]
         return tuple(dict.fromkeys(wanted))
+
+    @property
+    def most_columns(self) -> int:
+        """Of any forest that is served."""
+        served = [f for name, f in self.model.forests.items() if name in SERVED]
+        return max((len(f.features) for f in served), default=0)
 
     @cached_property
     def _live(self) -> set[str]:

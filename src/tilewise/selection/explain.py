@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.compile_expr import Array
+from tilewise.core.features import Rows
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model
 from tilewise.core.problem import Problem
@@ -49,7 +50,7 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
         "nearest": nearest_measured(selector, problem),
     }
     level = [r.kernel for r in legal if r.predicted_us <= first.predicted_us * (1 + LEVEL)]
-    vendors = [k.name for k in level if k.engine == "vendor" and k != first.kernel]
+    vendors = [k.name for k in level if k.engine == VENDOR and k != first.kernel]
     if vendors:
         report["level_vendor"] = vendors[0]
     if others:
@@ -72,27 +73,49 @@ def parts(
     """How much each feature speaks for `chosen` against the others, in percent of speed.
 
     A feature's part is what the prediction loses, on average, when another kernel's value takes
-    its place. Features that change nothing are left out.
+    its place. Features that change nothing are left out. Kernels that another forest speaks of are
+    passed over; where there are no others, what the two forests say is one part.
     """
     model = selector.model
-    rows = pool_rows(model, [chosen, *others], selector.arch, problem)
-    name = VENDOR if chosen.engine == VENDOR and VENDOR in model.forests else "rank"
-    forest, matrix = model.forests[name], model.forest_matrix(name, rows)
-    own, theirs = matrix[0], matrix[1:]
-    here = float(forest.predict(matrix[:1])[0])
-    found = []
-    for i, feature in enumerate(forest.features):
-        if (theirs[:, i] != own[i]).any():
-            swapped = np.repeat(matrix[:1], len(others), axis=0)
-            swapped[:, i] = theirs[:, i]
-            lost = here - float(forest.predict(swapped).mean())
-            found.append(_part(model, feature, own[i], theirs[:, i], lost))
+    name = model.forest_of(chosen.engine)
+    alike = [k for k in others if model.forest_of(k.engine) == name]
+    rows = pool_rows(model, [chosen, *(alike or others)], selector.arch, problem)
+    found = _swapped(model, name, rows) if alike else [_by_forest(model, rows, chosen, others[0])]
     if model.has_base:
         times = model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
         lost = float(np.log2(times[1:] / times[0]).mean())
         found.append(_part(model, "calibrated_us", times[0], times[1:], lost))
     moving = [part for part in found if abs(part["percent"]) >= 0.005]
     return sorted(moving, key=lambda part: -abs(part["percent"]))
+
+
+def _swapped(model: Model, name: str, rows: Rows) -> list[dict[str, Any]]:
+    """What each feature of the first row is worth against the others, by one forest."""
+    forest, matrix = model.forests[name], model.forest_matrix(name, rows)
+    own, theirs = matrix[0], matrix[1:]
+    here = float(forest.predict(matrix[:1])[0])
+    found = []
+    for i, feature in enumerate(forest.features):
+        if (theirs[:, i] != own[i]).any():
+            swapped = np.repeat(matrix[:1], len(theirs), axis=0)
+            swapped[:, i] = theirs[:, i]
+            lost = here - float(forest.predict(swapped).mean())
+            found.append(_part(model, feature, own[i], theirs[:, i], lost))
+    return found
+
+
+def _by_forest(model: Model, rows: Rows, chosen: Kernel, other: Kernel) -> dict[str, Any]:
+    """What the forests of two kinds of kernel say beside their calibrated times."""
+    said = model.scores(rows)
+    if model.has_base:
+        said = said + np.log2(model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
+    percent = 100 * (2 ** float(said[0] - said[1:].mean()) - 1)
+    return {
+        "feature": "kernel_engine",
+        "chosen": chosen.engine,
+        "others": other.engine,
+        "percent": percent,
+    }
 
 
 def _part(model: Model, name: str, own: float, theirs: Array, octaves: float) -> dict[str, Any]:

@@ -168,8 +168,8 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
         layout.mixed_source(1),
     ]
     if VENDOR in model.forests:
-        own = [int(k.engine == VENDOR) for k in kernels]
-        parts.append(_array("static const unsigned char tw_is_vendor", own))
+        which = [int(k.engine == VENDOR) for k in kernels]
+        parts.append(_array("static const unsigned char tw_is_vendor", which))
     fills = {}
     for title in SERVED:
         if title in model.forests:
@@ -221,13 +221,12 @@ def _problem_type(layout: Layout, model: Model) -> str:
 
 
 def _defines(layout: Layout, model: Model, count: int) -> list[str]:
-    rows = max(len(f.features) for n, f in model.forests.items() if n in SERVED)
     return [
         f"#define TW_COUNT {count}",
         f"#define TW_FIELDS {len(layout.problem_fields)}",
         f"#define TW_VALUES {len(layout.problem_values)}",
         f"#define TW_MIXED {len(layout.mixed_outputs)}",
-        f"#define TW_ROWS {rows}",
+        f"#define TW_ROWS {layout.most_columns}",
     ]
 
 

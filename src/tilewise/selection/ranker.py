@@ -106,8 +106,9 @@ class ModelRanker:
         """The selector of an architecture, its pool grown by kernels it does not hold yet."""
         held = self._places.get(arch, {})
         pool = list(dict.fromkeys([*(held if len(held) < MOST_KERNELS else ()), *kernels]))
-        some = pool or [_named(self.model)]
-        selector = Selector(self.model, some, arch, compiled=self._compiled)
+        # Without a pool only distances are asked for, which is no reason to compile.
+        some, compiled = (pool, self._compiled) if pool else ([_named(self.model)], False)
+        selector = Selector(self.model, some, arch, compiled=compiled)
         self._selectors[arch] = selector
         self._places[arch] = {kernel: at for at, kernel in enumerate(pool)}
         return selector

@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from tilewise.core.compile_expr import C_PRELUDE
-from tilewise.selection.codegen import BLOCK, SERVED, Layout
+from tilewise.selection.codegen import BLOCK, Layout
 
 INCLUDE = Path(__file__).parent / "include"
 
 
 def scorer_source(layout: Layout) -> str:
     """The whole translation unit of a model; its headers are in `INCLUDE`."""
-    rows = max((len(f.features) for n, f in layout.model.forests.items() if n in SERVED), default=1)
     sizes = {
         "BLOCK": BLOCK,
         "VALUES": len(layout.problem_values),
         "MIXED": len(layout.mixed_outputs),
-        "ROWS": max(1, rows),
+        "ROWS": max(1, layout.most_columns),
     }
     head = "#define TW_RESTRICT __restrict__\n"
     head += "".join(f"#define TW_{name} {size}\n" for name, size in sizes.items())
