@@ -132,14 +132,15 @@ class Forest:
             and bool(np.all(np.diff(self.node_start) == np.diff(self.leaf_start) - 1))
         )
         if sound and nodes:
-            tree_of = np.repeat(np.arange(trees - 1), np.diff(self.node_start))
-            own = np.arange(nodes) - self.node_start[tree_of]
-            size = np.diff(self.node_start)[tree_of]
-            inside = (self.node_feature >= 0) & (self.node_feature < len(self.features))
+            sizes = np.diff(self.node_start)
+            own = np.arange(nodes, dtype=np.int32) - np.repeat(self.node_start[:-1], sizes)
+            size = np.repeat(sizes, sizes)
+            least, most = int(self.node_feature.min()), int(self.node_feature.max())
+            sound = 0 <= least and most < len(self.features)
             for child in (self.left, self.right):
                 # A child after its parent rules out cycles, so every walk ends.
-                inside &= np.where(child >= 0, (child > own) & (child < size), ~child <= size)
-            sound = bool(inside.all())
+                inside = np.where(child >= 0, (child > own) & (child < size), ~child <= size)
+                sound = sound and bool(inside.all())
         if not sound:
             raise ModelError("the forest's arrays do not fit together")
 
