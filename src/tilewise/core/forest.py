@@ -136,7 +136,7 @@ class Forest:
             own = np.arange(nodes, dtype=np.int32) - np.repeat(self.node_start[:-1], sizes)
             size = np.repeat(sizes, sizes)
             least, most = int(self.node_feature.min()), int(self.node_feature.max())
-            sound = 0 <= least and most < len(self.features)
+            sound = least >= 0 and most < len(self.features)
             for child in (self.left, self.right):
                 # A child after its parent rules out cycles, so every walk ends.
                 inside = np.where(child >= 0, (child > own) & (child < size), ~child <= size)

@@ -58,7 +58,8 @@ class Params:
         if self.vendor_trees and self.objective != "regression":
             raise InputError(
                 f"vendor_trees is {self.vendor_trees} and objective {self.objective}; only the "
-                "scores of regressions compare between forests, use objective=regression or vendor_trees=0"
+                "scores of regressions compare between forests; use objective=regression, or "
+                "vendor_trees=0"
             )
         if not 2 <= self.leaves <= 255 or not 1 <= self.max_bin <= 255:
             raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
