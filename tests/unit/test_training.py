@@ -18,7 +18,7 @@ from tilewise.core.arch import load_arch
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import from_lightgbm
 from tilewise.core.model import Measured, forest_text, load_model
-from tilewise.core.packed import Lines, pack, pack_lines, unpack
+from tilewise.core.packed import pack, unpack
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
 from tilewise.learn.cross import SEEN, cross_validate, hard_weight, mined
@@ -492,23 +492,3 @@ def test_parameters_that_cannot_be_served_are_refused() -> None:
 
 def test_every_kernel_has_a_tile(small_data: Dataset) -> None:
     assert all(kernel_values(k)["k_tile_m"] >= 1 for k in small_data.kernels)
-
-
-def test_numbers_with_a_unit_are_rounded_to_it() -> None:
-    values = np.array([0.0, 1.5, -2.25, 11.0001])
-    packed = pack(values, unit=1024)
-    assert packed.startswith("i2/1024:")
-    found = unpack(packed, np.float64)
-    assert np.array_equal(found[:3], values[:3])
-    assert abs(found[3] - values[3]) <= 0.5 / 1024
-
-
-@pytest.mark.parametrize("lines", [[], ["one"], ["a", "", "ü"]])
-def test_lines_are_unpacked_when_looked_at(lines: list[str]) -> None:
-    packed = pack_lines(lines)
-    found = Lines(**packed)
-    assert len(found) == len(lines)
-    assert list(found) == lines
-    if lines:
-        with pytest.raises(ValueError, match="were promised"):
-            Lines(packed["packed"], len(lines) + 1)[0]

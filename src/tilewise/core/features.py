@@ -52,7 +52,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.problem_index)
 
-    def only(self, which: NDArray[np.bool_]) -> Rows:
+    def only(self, which: NDArray[np.bool_] | slice) -> Rows:
         """Some of the rows."""
         pairs = self.problem_index[which], self.kernel_index[which]
         return Rows(self.problems, self.kernels, self.arch, *pairs)

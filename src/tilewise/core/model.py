@@ -157,8 +157,9 @@ class Model:
 
     def figures_for(self, arch: Arch | None) -> Arch:
         """`arch`; where it only names what has no product (a CPU), with the measured figures."""
-        is_name = arch is None or (not arch.device and arch == load_arch(self.arch))
-        return self.trained_on if arch is None or is_name else arch
+        if arch is None or (not arch.device and arch == load_arch(self.arch)):
+            return self.trained_on
+        return arch
 
     def forest_of(self, engine: str) -> str:
         """The forest that speaks of an engine's kernels."""

@@ -20,9 +20,12 @@ def simplified(features: FeatureSet, facts: Facts) -> FeatureSet:
     """The same names and values where the facts hold."""
     settled: dict[str, float] = {}
     made: dict[str, str] = {}
+    settle = _Settle(facts, settled, features.words)
     for name, expression in features.expressions.items():
+        made[name] = expression.source
+        if expression.fields.isdisjoint(facts) and expression.fields.isdisjoint(settled):
+            continue
         # Parsed anew: a transformer changes the tree it is given.
-        settle = _Settle(facts, settled, features.words)
         tree = settle.visit(ast.parse(expression.source, mode="eval").body)
         if (value := _number(tree)) is not None:
             settled[name] = value
@@ -82,7 +85,7 @@ class _Settle(ast.NodeTransformer):
         node.test = self.visit(node.test)
         value = _number(node.test)
         if value is None:
-            self.generic_visit(node)
+            node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
             return node
         left: ast.expr = self.visit(node.body if value else node.orelse)
         return left

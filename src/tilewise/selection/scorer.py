@@ -54,21 +54,14 @@ class NumpyScorer:
             np.arange(len(self.kernels)),
         )
 
-    def _one(self, problem: Problem) -> Rows:
-        """The row of the first kernel."""
-        rows = self.rows(problem)
-        return Rows(
-            rows.problems, rows.kernels, rows.arch, rows.problem_index[:1], rows.kernel_index[:1]
-        )
-
     def level(self, problem: Problem) -> float:
         """What turns scores into times."""
-        return float(self.model.predict("level", self._one(problem))[0])
+        return float(self.model.predict("level", self.rows(problem).only(slice(1)))[0])
 
     def nearest(self, problem: Problem) -> tuple[float, int]:
         """Octaves to the nearest measured problem, and which that is."""
         axes = self.model.measured.axes
-        found = self.model.features.evaluate(self._one(problem), axes)
+        found = self.model.features.evaluate(self.rows(problem).only(slice(1)), axes)
         here = np.array([found[a][0] for a in axes])
         step = self.model.measured.points - here
         far = np.zeros(len(step))
