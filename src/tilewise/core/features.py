@@ -1,9 +1,9 @@
 """Feature sets: numbers that describe a kernel on a problem on an architecture.
 
-A set has fields (`p_` of the problem, `k_` of the kernel, `a_` of the architecture), helpers and
-features, both expressions over fields and earlier helpers. What depends on the problem alone or on
-the kernel alone is known and evaluated once per problem or per kernel. A set is JSON: a model
-carries the definitions it was trained with.
+A set has fields (`p_` of the problem, `v_` of how the vendor's library would serve it, `k_` of the
+kernel, `a_` of the architecture), helpers and features, both expressions over fields and earlier
+helpers. What depends on the problem alone or on the kernel alone is known and evaluated once per
+problem or per kernel. A set is JSON: a model carries the definitions it was trained with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewise.errors import ExpressionError
 
 ARCH, PROBLEM, KERNEL, MIXED = 0, 1, 2, 3
 """Scopes; the scope of an expression is the bitwise union of those of its parts."""
-_PREFIX = {"p": PROBLEM, "k": KERNEL, "a": ARCH}
+_PREFIX = {"p": PROBLEM, "v": PROBLEM, "k": KERNEL, "a": ARCH}
 ABSENT = -1.0
 """A numeric trait that a kind of kernel does not have; absent text is an unknown word, 0."""
 
@@ -93,6 +93,13 @@ class FeatureSet:
                 scope |= scopes[used]
             scopes[name] = scope
         return scopes
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Features that depend on what the vendor's library would do."""
+        return frozenset(
+            n for n in self.features if any(f.startswith("v_") for f in self._needed([n]))
+        )
 
     def fields_of(self, scope: int) -> tuple[Field, ...]:
         return tuple(f for f in self.fields if f.scope == scope)

@@ -229,6 +229,8 @@ class Measurement:
     smem_bytes: int | None = None
     threads: int | None = None
     workspace_bytes: int | None = None
+    tactic: str = ""
+    """JSON of how the vendor's library says it served the problem; empty where it does not say."""
     compile_s: float | None = None
     run_id: str = ""
     version: str = ""

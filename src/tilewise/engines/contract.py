@@ -48,6 +48,8 @@ class Plan(ABC):
     problem: Problem
     workspace_bytes: int
     """Scratch memory that `execute` needs, known before any launch."""
+    tactic: str = ""
+    """How a vendor's library says it serves the problem, as JSON; empty where it does not say."""
     epilogue: Any = None
     """What is done to the result besides; its tensors follow the operands."""
     reads_addresses: ClassVar[bool] = False

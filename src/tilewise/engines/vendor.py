@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.core.identity import canonical_json
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import is_torch
 from tilewise.engines.contract import Build, Engine, Plan
+from tilewise.engines.cublas import tactic_of
 from tilewise.errors import ExecutionError
 from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import VendorKernel
@@ -31,7 +33,7 @@ class VendorEngine(Engine):
         assert isinstance(kernel, VendorKernel)
         if not self._has(kernel):
             raise ExecutionError(f"{kernel.name} needs PyTorch, which is not installed")
-        return VendorPlan(kernel, problem)
+        return VendorPlan(kernel, problem, arch)
 
     @staticmethod
     def _has(kernel: Kernel) -> bool:
@@ -43,11 +45,17 @@ class VendorPlan(Plan):
 
     workspace_bytes = 0
 
-    def __init__(self, kernel: VendorKernel, problem: Problem) -> None:
+    def __init__(self, kernel: VendorKernel, problem: Problem, arch: Arch | None = None) -> None:
         self.kernel = kernel
         self.problem = problem
+        self._arch = arch
         module = import_module(f"tilewise.ops.{get_op(kernel.op).folder.name}.vendor")
         self._bind = getattr(module, f"bind_{kernel.library}")
+
+    @property
+    def tactic(self) -> str:  # type: ignore[override]  # asked for when somebody wants to know
+        found = tactic_of(self.problem, self._arch) if self._arch else {}
+        return canonical_json(found) if found else ""
 
     def prepare(self, operands: Sequence[Any], out: Any) -> None:
         self.bind(operands, out)  # imports the library, which takes PyTorch seconds

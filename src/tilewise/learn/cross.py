@@ -40,6 +40,8 @@ class CrossValidated:
     rows: Mask
     """Which rows were scored."""
     score: Array
+    untold: Array
+    """The score without what the vendor's library says it would do."""
     predicted_us: Array
     rounds: tuple[int, ...]
 
@@ -60,7 +62,7 @@ def cross_validate(
     """
     data = trainer.data
     of_problem = _fold(trainer, params, count, start) if fold is None else fold
-    score, level = np.zeros(len(data)), np.zeros(len(data))
+    score, untold, level = (np.zeros(len(data)) for _ in range(3))
     rounds = []
     numbers = sorted(set(of_problem.tolist()) - {SEEN})
     for place, number in enumerate(numbers):
@@ -69,10 +71,12 @@ def cross_validate(
         fitted = mined(trainer, ~test, params, start)
         forest, _ = beside.level(trainer, ~test, params, start)
         score[test] = trainer.score(fitted)[test]
+        untold[test] = trainer.score(fitted, is_told=False)[test]
         level[test] = beside.predict_level(trainer, forest)[test]
         rounds.append(fitted.rounds)
     rows = (of_problem != SEEN)[data.problem_index]
-    return CrossValidated(of_problem, rows, score, np.exp2(level - score), tuple(rounds))
+    predicted_us = np.exp2(level - score)
+    return CrossValidated(of_problem, rows, score, untold, predicted_us, tuple(rounds))
 
 
 def _fold(trainer: Trainer, params: Params, count: int, start: Start | None) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +42,7 @@ _NEEDED = (
     *("key", "run_id", "attempt", "problem_key", "kernel_key"),
     *("op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
-    *("time_us", "min_us", "spread_us", "repeats"),
+    *("time_us", "min_us", "spread_us", "repeats", "tactic"),
 )
 
 
@@ -72,6 +72,8 @@ class Dataset:
     again_us: Array | None = None
     """The first reading of rows that were read again, and the one that counts; else NaN. Where
     enough problems were read in turn twice, only those count, by both of these readings."""
+    tactics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """How the vendor's library said it would serve a problem, by the problem's key."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -115,10 +117,12 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what is learned from: the problems, kernels and times."""
+        """Identity of what is learned from: the problems, kernels, times and tactics."""
         seal = hashlib.sha256()
         for p, k, t in zip(self.problem_index, self.kernel_index, self.time_us, strict=True):
             seal.update(f"{self.problems[p].key} {self.kernels[k].key} {t!r}\n".encode())
+        for key, tactic in sorted(self.tactics.items()):
+            seal.update(f"{key} {json.dumps(tactic, sort_keys=True)}\n".encode())
         return seal.hexdigest()
 
     def rows(self, features: FeatureSet, factors: Mapping[str, Array] | None = None) -> Rows:
@@ -132,7 +136,10 @@ class Dataset:
         }
         arch = columns(features.fields_of(ARCH), [arch_values(self.arch)])
         return Rows(
-            columns(features.fields_of(PROBLEM), [problem_values(p) for p in self.problems]),
+            columns(
+                features.fields_of(PROBLEM),
+                [problem_values(p, self.tactics.get(p.key)) for p in self.problems],
+            ),
             {**kernels, **empty, **(factors or {})},
             {name: float(value[0]) for name, value in arch.items()},
             self.problem_index,
@@ -195,8 +202,8 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 
 def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) -> Dataset:
     name = arch.name if isinstance(arch, Arch) else arch
-    for field, wanted in (("op", op), ("dtype", dtype), ("arch", name)):
-        rows = [r for r in rows if not wanted or r[field] == wanted]
+    for column_name, wanted in (("op", op), ("dtype", dtype), ("arch", name)):
+        rows = [r for r in rows if not wanted or r[column_name] == wanted]
     if not rows:
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
@@ -247,6 +254,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     problem_rows: list[Mapping[str, Any]] = []
     kernel_rows: list[Mapping[str, Any]] = []
     pairs: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    tactics: dict[str, Mapping[str, float]] = {}
     for row in rows:
         p = problems.setdefault(row["problem_key"], len(problems))
         k = kernels.setdefault(row["kernel_key"], len(kernels))
@@ -255,6 +263,8 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         if k == len(kernel_rows):
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
+        if row["tactic"]:
+            tactics[row["problem_key"]] = json.loads(row["tactic"])
     given = get_op(op)
     right = [right_readings(found) for found in pairs.values()]
     read = [reading(good) for good in right]
@@ -273,4 +283,5 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         np.array([int(r.get("repeats") or 0) for _, r in read], np.int64),
         str(rows[0]["device"]),
         *read_twice(right, read, index[:, 0]),
+        tactics,
     )

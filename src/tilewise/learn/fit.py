@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array, log2
-from tilewise.core.features import PROBLEM, FeatureSet
+from tilewise.core.features import PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.core.model import VENDOR, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
@@ -24,6 +24,11 @@ _FIRST_LOOK = 60
 """Trees that decide which features are worth keeping."""
 _MIN_PROBLEMS = 8
 """With fewer nothing is set apart to stop on."""
+
+
+_UNTOLD = 0.3
+"""What a row of the vendor's counts for once more, as if its library had said nothing: a model is
+also asked where that library is not at hand."""
 
 
 def _for_vendor(params: Params) -> Params:
@@ -67,8 +72,10 @@ class Trainer:
     def __init__(self, data: Dataset, *, keep: Collection[str] = ()) -> None:
         self.data = data
         full = features_of(data.op)
-        static = [n for n in full.features if n not in CALIBRATED_FEATURES]
-        values = full.restricted(static).matrix(data.rows(full))
+        apart = full.asked | set(CALIBRATED_FEATURES)
+        static = [n for n in full.features if n not in apart]
+        rows = data.rows(full)
+        values = full.restricted(static).matrix(rows)
         # What is the same in every row teaches nothing.
         useful = (np.ptp(values, axis=0) > 0) | np.array([n in keep for n in static])
         self.static_names = tuple(n for n, v in zip(static, useful, strict=True) if v)
@@ -78,7 +85,16 @@ class Trainer:
         self.terms = terms_matrix(data, full)
         self.log_time = log2(np.where(data.is_ok, data.time_us, 1.0))
         self.is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
+        self.asked_names, self.asked = self._asked(rows, keep)
         self._calibrated: dict[tuple[bytes, str], tuple[Calibration, Array]] = {}
+
+    def _asked(self, rows: Rows, keep: Collection[str]) -> tuple[tuple[str, ...], Array]:
+        """What the vendor's library said it would do, as columns; one row for each of its own."""
+        asked, own = self.features.asked, rows.only(self.is_vendor)
+        names = [n for n in self.features.features if n in asked] if len(own) else []
+        found = self.features.evaluate(own, names)
+        useful = tuple(n for n in names if np.ptp(found[n]) > 0 or n in keep)
+        return useful, np.array([found[n] for n in useful]).reshape(len(useful), len(own)).T
 
     @property
     def problem_names(self) -> tuple[str, ...]:
@@ -182,11 +198,39 @@ class Trainer:
         rows = ok & self.is_vendor & data.of_problems(np.unique(data.problem_index[others]))
         text = start.vendor_text if start else ""
         if params.vendor_trees and rows.any():
+            told = self._told(lesson, rows, text_names(text) if text else ())
+            every = np.ones(len(told.target), bool)
             booster = grow(
-                lesson, rows, _for_vendor(params), params.vendor_trees, init_text=text or None
+                told, every, _for_vendor(params), params.vendor_trees, init_text=text or None
             )
             text = booster.model_to_string()
-        return (from_lightgbm(text, lesson.names) if text else None), text
+        return (from_lightgbm(text, text_names(text)) if text else None), text
+
+    def _told(self, lesson: Lesson, rows: Mask, names: tuple[str, ...]) -> Lesson:
+        """The vendor's rows with what its library said and, counting less, without."""
+        asked = self.asked[rows[self.is_vendor]]
+        known = replace(
+            lesson,
+            matrix=np.column_stack([lesson.matrix[rows], asked]),
+            names=(*lesson.names, *self.asked_names),
+            target=lesson.target[rows],
+            behind=lesson.behind[rows],
+            weight=lesson.weight[rows],
+            problem_index=lesson.problem_index[rows],
+        )
+        if names:
+            known = known.columns(names)
+        is_asked = [name in self.asked_names for name in known.names]
+        if not any(is_asked):
+            return known
+        return replace(
+            known,
+            matrix=np.vstack([known.matrix, np.where(is_asked, 0.0, known.matrix)]),
+            target=np.tile(known.target, 2),
+            behind=np.tile(known.behind, 2),
+            weight=np.concatenate([known.weight, known.weight * _UNTOLD]),
+            problem_index=np.tile(known.problem_index, 2),
+        )
 
     def _apart(self, rows: Mask, params: Params, start: Start | None) -> NDArray[np.int64]:
         """The third split: problems to stop on, which the old model must not have seen either."""
@@ -221,16 +265,19 @@ class Trainer:
         result: Array = share[own]
         return result
 
-    def score(self, fitted: Fitted) -> Array:
-        """What a fitted ranking says about every row."""
+    def score(self, fitted: Fitted, *, is_told: bool = True) -> Array:
+        """What a fitted ranking says about every row, told what the vendor's would do or not."""
         times = total_us(self.terms, self.data, kernel_factors(self.data, fitted.calibration))
         matrix = self.matrix(times)
         place = {name: i for i, name in enumerate(self.names)}
         columns = matrix[:, [place[n] for n in fitted.forest.features]]
         score = fitted.forest.predict(columns)
         if fitted.vendor is not None:
+            asked = self.asked if is_told else np.zeros_like(self.asked)
+            place = {name: i for i, name in enumerate((*self.names, *self.asked_names))}
+            matrix = np.column_stack([matrix[self.is_vendor], asked])
             names = [place[n] for n in fitted.vendor.features]
-            score[self.is_vendor] = fitted.vendor.predict(matrix[self.is_vendor][:, names])
+            score[self.is_vendor] = fitted.vendor.predict(matrix[:, names])
         return score - log2(times) if fitted.params.has_base else score
 
     def behind_best(self, rows: Mask) -> Array:

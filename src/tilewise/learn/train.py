@@ -111,6 +111,8 @@ def metrics(data: Dataset, cross: CrossValidated) -> dict[str, Any]:
     for number in sorted(set(cross.fold.tolist()) - {SEEN}):
         rows = (cross.fold == number)[data.problem_index]
         per_fold.append({"fold": int(number), **summary(judge(data, cross.score, rows))})
+    if data.tactics:
+        found["untold"] = summary(judge(data, cross.untold, cross.rows))
     return {**found, "folds": per_fold, "rounds": list(cross.rounds)}
 
 

@@ -15,7 +15,8 @@ from tilewise.learn.params import Params
 
 def warm_names(folder: Path) -> tuple[str, ...]:
     """The features of the old ranking, which stay even where new data does not vary in them."""
-    return text_names(forest_text(folder, "rank"))
+    forests = [n for n in ("rank", VENDOR) if n in load_model(folder).forests]
+    return tuple(dict.fromkeys(n for f in forests for n in text_names(forest_text(folder, f))))
 
 
 def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:

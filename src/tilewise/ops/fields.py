@@ -12,7 +12,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.features import Field
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
-from tilewise.ops.vendor import LIBRARIES
+from tilewise.ops.vendor import LIBRARIES, TACTIC
 
 ENGINES = ("cpu", "triton", "vendor", "ck_tile")
 DERIVED = ("tile_m", "tile_n", "tile_k", "efficiency", "lanes", "accumulators")
@@ -37,9 +37,15 @@ def problem_fields(kind: type[Problem], words: Mapping[str, Sequence[str]]) -> t
     return tuple(Field(name=f"p_{name}", words=tuple(words.get(name, ()))) for name in names)
 
 
-def problem_values(problem: Problem) -> dict[str, Any]:
-    """Field -> value of one problem."""
-    return {f"p_{name}": getattr(problem, name) for name in _problem_names(type(problem))}
+def problem_values(problem: Problem, tactic: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Field -> value of one problem, and of what the vendor's library says about it."""
+    values = {f"p_{name}": getattr(problem, name) for name in _problem_names(type(problem))}
+    return values | {f"v_{name}": value for name, value in (tactic or {}).items()}
+
+
+def tactic_fields() -> tuple[Field, ...]:
+    """What a vendor's library can be asked; absent where it was not."""
+    return tuple(Field(name=f"v_{name}") for name in TACTIC)
 
 
 @cache

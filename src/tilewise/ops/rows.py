@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -33,10 +33,16 @@ def arch_columns(model: Model, arch: Arch) -> dict[str, float]:
     return {name: float(value[0]) for name, value in found.items()}
 
 
-def pool_rows(model: Model, kernels: Sequence[Kernel], arch: Arch, problem: Problem) -> Rows:
-    """One problem against every kernel."""
+def pool_rows(
+    model: Model,
+    kernels: Sequence[Kernel],
+    arch: Arch,
+    problem: Problem,
+    tactic: Mapping[str, float] | None = None,
+) -> Rows:
+    """One problem against every kernel; `tactic` is what the vendor's library would do."""
     return Rows(
-        columns(model.features.fields_of(PROBLEM), [problem_values(problem)]),
+        columns(model.features.fields_of(PROBLEM), [problem_values(problem, tactic)]),
         kernel_columns(model, kernels),
         arch_columns(model, arch),
         np.zeros(len(kernels), np.int64),

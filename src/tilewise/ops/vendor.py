@@ -12,6 +12,11 @@ from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 
 LIBRARIES = ("torch", "numpy")
+TACTIC = (
+    *("algorithm", "tile_m", "tile_n", "split", "reduction", "cluster_m", "cluster_n"),
+    *("variant", "stages", "waves", "workspace"),
+)
+"""What a vendor's library can say about how it would serve a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array, encode
-from tilewise.core.features import KERNEL, MIXED, Rows
+from tilewise.core.features import ABSENT, KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model
 from tilewise.core.problem import Problem
 from tilewise.ops.rows import arch_columns, kernel_columns
+from tilewise.selection.asking import Ask, asker
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import BLOCK, Layout
 from tilewise.selection.steps import steps_of
@@ -65,7 +66,7 @@ class CompiledScorer:
         """Arrays whose addresses C holds."""
         self.count = len(self.kernels)
         self.blocks = -(-self.count // BLOCK)
-        self._fields = _packer(self.layout, model)
+        self._fields = _packer(self.layout, model, asker(model.features, kernels, arch))
         self._problem = np.zeros(len(self.layout.problem_fields))
         self.order = np.zeros(self.blocks * BLOCK, np.int32)
         self.score = np.zeros(self.blocks * BLOCK)
@@ -221,28 +222,27 @@ class CompiledScorer:
         context.level_offset = forest.offset
 
 
-def _packer(layout: Layout, model: Model) -> Callable[[Problem, Any], None]:
+def _packer(layout: Layout, model: Model, ask: Ask) -> Callable[[Problem, Any], None]:
     """Writes a problem's fields, numbers first, into a buffer; text becomes codes."""
     words = model.features.words
-    names = [n.removeprefix("p_") for n in layout.problem_fields]
-    text = [n for n in layout.problem_fields if n in words]
+    own = [n for n in layout.problem_fields if not n.startswith("v_")]
+    asked = [n.removeprefix("v_") for n in layout.problem_fields[len(own) :]]
+    names = [n.removeprefix("p_") for n in own]
+    text = [n for n in own if n in words]
     codes = [{w: encode(w, words[n]) for w in words[n]}.get for n in text]
     split = len(names) - len(text)
-    write = Struct(f"{len(names)}d").pack_into
+    write = Struct(f"{len(names) + len(asked)}d").pack_into
     # A getter of a single name gives a bare value, so one name is asked for twice.
     numbers = attrgetter(*names[:split], *names[:1]) if split else None
     texts = attrgetter(*names[split:], *names[-1:]) if text else None
 
     def pack(problem: Problem, out: Any) -> None:
         values = numbers(problem)[:split] if numbers else ()
-        if texts:
-            write(
-                out,
-                0,
-                *values,
-                *[code(w, 0.0) for code, w in zip(codes, texts(problem))],  # noqa: B905
-            )
-        else:
-            write(out, 0, *values)
+        codes_of = [code(w, 0.0) for code, w in zip(codes, texts(problem))] if texts else ()  # noqa: B905
+        if not asked:
+            write(out, 0, *values, *codes_of)
+            return
+        tactic = ask(problem)
+        write(out, 0, *values, *codes_of, *[tactic.get(name, ABSENT) for name in asked])
 
     return pack

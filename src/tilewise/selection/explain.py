@@ -16,6 +16,7 @@ from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
+from tilewise.selection.asking import asker
 from tilewise.selection.choice import LEVEL
 from tilewise.selection.selector import Selector
 
@@ -79,7 +80,8 @@ def parts(
     model = selector.model
     name = model.forest_of(chosen.engine)
     alike = [k for k in others if model.forest_of(k.engine) == name]
-    rows = pool_rows(model, [chosen, *(alike or others)], selector.arch, problem)
+    tactic = asker(model.features, selector.kernels, selector.arch)(problem)
+    rows = pool_rows(model, [chosen, *(alike or others)], selector.arch, problem, tactic)
     found = _swapped(model, name, rows) if alike else [_by_forest(model, rows, chosen, others[0])]
     if model.has_base:
         times = model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"]

@@ -14,6 +14,7 @@ from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.rows import pool_rows
+from tilewise.selection.asking import asker
 from tilewise.selection.choice import Ranked
 from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.selector import why_foreign
@@ -51,7 +52,8 @@ class Predictor:
     def _absolute(self, target: str, problem: Problem, kernels: Sequence[Kernel]) -> Array:
         """From the target's own forest where the model has one, else from the ranking's times."""
         self._check(problem, kernels)
-        rows = pool_rows(self.model, kernels, self.arch, problem)
+        tactic = asker(self.model.features, kernels, self.arch)(problem)
+        rows = pool_rows(self.model, kernels, self.arch, problem, tactic)
         if target in self.model.forests:
             return np.exp2(self.model.predict(target, rows))
         time_us = np.exp2(self.model.predict("level", rows) - self.model.scores(rows))

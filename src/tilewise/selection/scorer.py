@@ -20,6 +20,7 @@ from tilewise.core.problem import Problem
 from tilewise.core.simplify import Facts
 from tilewise.ops.fields import problem_values
 from tilewise.ops.rows import arch_columns, kernel_columns
+from tilewise.selection.asking import asker
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import Layout
 from tilewise.selection.compiled import CompiledScorer
@@ -43,11 +44,12 @@ class NumpyScorer:
         self._kernels = kernel_columns(model, kernels)
         self._arch = arch_columns(model, arch)
         self._handicap = np.array([model.handicap(k.engine) for k in kernels])
+        self._tactic = asker(model.features, kernels, arch)
 
     def rows(self, problem: Problem) -> Rows:
         fields = self.model.features.fields_of(PROBLEM)
         return Rows(
-            columns(fields, [problem_values(problem)]),
+            columns(fields, [problem_values(problem, self._tactic(problem))]),
             self._kernels,
             self._arch,
             np.zeros(len(self.kernels), np.int64),

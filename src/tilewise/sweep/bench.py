@@ -38,6 +38,7 @@ class Outcome:
     timing: Timing | None = None
     rel_error: float | None = None
     workspace_bytes: int | None = None
+    tactic: str = ""
     is_poisoned: bool = False
     """Whether the worker can no longer be trusted."""
     build: Mapping[str, Any] = field(default_factory=dict)
@@ -144,12 +145,7 @@ class Bench(ABC):
             self.synchronize()
         except Exception as failure:
             return self.failed(failure, phase)
-        return Outcome(
-            status="ok",
-            timing=timing,
-            rel_error=error,
-            workspace_bytes=plan.workspace_bytes,
-        )
+        return served(plan, timing, error)
 
     def run_in_turn(
         self, kernels: Sequence[Kernel], problem: Problem, launched: Launched
@@ -171,9 +167,7 @@ class Bench(ABC):
         timings = measure_in_turn(calls, self.timer, self.policy, launched)
         self.synchronize()
         return [
-            Outcome(
-                status="ok", timing=timing, rel_error=error, workspace_bytes=plan.workspace_bytes
-            )
+            served(plan, timing, error)
             for plan, timing, error in zip(plans, timings, found, strict=True)
         ]
 
@@ -249,6 +243,17 @@ def classify(failure: Exception, phase: str) -> str:
     return "compile_error" if isinstance(failure, BuildError) else phase
 
 
+def served(plan: Plan, timing: Timing, error: float) -> Outcome:
+    """A kernel that ran to its end with a right result."""
+    return Outcome(
+        status="ok",
+        timing=timing,
+        rel_error=error,
+        workspace_bytes=plan.workspace_bytes,
+        tactic=plan.tactic,
+    )
+
+
 def replayed(plan: ReplayPlan) -> Outcome:
     """A recorded measurement, told as if it had just been made."""
     row = plan.recorded
@@ -266,6 +271,7 @@ def replayed(plan: ReplayPlan) -> Outcome:
         timing=timing,
         rel_error=row.rel_error,
         workspace_bytes=row.workspace_bytes,
+        tactic=row.tactic,
         build={name: getattr(row, name) for name in BUILD_COLUMNS},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewise.core.dtypes import DTYPES, OPERAND_DTYPES
 from tilewise.core.features import FeatureSet
-from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
+from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields, tactic_fields
 from tilewise.ops.gemm.cpu_work import CPU_HELPERS
 from tilewise.ops.gemm.kernels import KERNEL_TYPES
 from tilewise.ops.gemm.problem import LAYOUTS, GemmProblem
@@ -22,6 +22,7 @@ from tilewise.ops.tiling import (
     trait_features,
     word_features,
 )
+from tilewise.ops.vendor import TACTIC
 
 _PROBLEM = problem_fields(
     GemmProblem,
@@ -40,6 +41,39 @@ _SERIAL_STEPS = (
     f"tiles // slots * steps + min({', '.join(['steps', *_CUTS])}) "
     "if k_fill > 0 and tiles % slots > 0 else waves * steps"
 )
+
+# What the vendor's library said it would do: its tiles, its split of K, its clusters, in which
+# neighbours share what they load.
+_TACTIC_HELPERS = {
+    "has_tactic": "v_algorithm > 0",
+    "its_m": "max(1, v_tile_m)",
+    "its_n": "max(1, v_tile_n)",
+    "its_split": "max(1, v_split)",
+    "its_blocks_m": "ceil_div(gm, its_m)",
+    "its_blocks_n": "ceil_div(gn, its_n)",
+    "its_programs": "groups * its_blocks_m * its_blocks_n * its_split",
+    "its_waves": "ceil_div(its_programs, units)",
+    "its_steps": "its_waves * gk / its_split",
+    "its_compute_us": "its_steps * its_m * its_n * 2 * units / (peak_tflops * 1000000)",
+    "its_traffic": "its_programs * gk / its_split * element_bytes "
+    "* (its_m / max(1, v_cluster_n) + its_n / max(1, v_cluster_m))",
+}
+_TACTIC_FEATURES = {
+    f"tactic_{name}": f"{source} if has_tactic else 0"
+    for name, source in (
+        *((name, f"v_{name}") for name in TACTIC),
+        ("tile_mn", "its_m * its_n"),
+        ("fill_m", "gm / (its_blocks_m * its_m)"),
+        ("fill_n", "gn / (its_blocks_n * its_n)"),
+        ("programs", "its_programs"),
+        ("wave_fill", "its_programs / (its_waves * units)"),
+        ("steps", "its_steps"),
+        ("compute_us", "its_compute_us"),
+        ("compute_ratio", "its_compute_us * peak_tflops * 1000000 / max(1, flops)"),
+        ("traffic", "its_traffic"),
+        ("reuse", "its_traffic / max(1, bytes)"),
+    )
+}
 
 _HELPERS = {
     **DTYPE_HELPERS,
@@ -82,6 +116,7 @@ _HELPERS = {
     # Counted in cycles on a CPU.
     "serial_steps": on_cpu("(cpu_cycles / (units * wave_fill))", _SERIAL_STEPS),
     "compute_us": on_cpu("(serial_steps / a_clock_mhz)", TILE_HELPERS["compute_us"]),
+    **_TACTIC_HELPERS,
     **AXES,
     "at_layout_a": f'{APART} if p_layout in ["crr", "ccr"] else 0',
     "at_layout_b": f'{APART} if p_layout in ["rrr", "crr"] else 0',
@@ -166,7 +201,7 @@ _PADDING_FEATURES = {
 }
 
 FEATURES = FeatureSet(
-    (*_PROBLEM, *_KERNEL, *arch_fields()),
+    (*_PROBLEM, *tactic_fields(), *_KERNEL, *arch_fields()),
     _HELPERS,
     {
         **_PROBLEM_FEATURES,
@@ -177,6 +212,7 @@ FEATURES = FeatureSet(
         **TILE_FEATURES,
         **_OWN_FEATURES,
         **_PADDING_FEATURES,
+        **_TACTIC_FEATURES,
         "missing_any_required_padding": " or ".join(
             f"({size} % t{d} != 0 and k_pad_{d} == 0)"
             for d, size in (("m", "rows"), ("n", "cols"), ("k", "gk"))

@@ -1,0 +1,191 @@
+"""What the vendor's library says it would do: kept with measurements, learned from, asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.core.arch import load_arch
+from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.core.model import VENDOR, Model, load_model
+from tilewise.core.problem import Problem
+from tilewise.engines.cublas import tactic_of, tiles
+from tilewise.engines.device import detect
+from tilewise.engines.toolchain import why_no_compiler
+from tilewise.learn.dataset import Dataset, features_of, from_measurements
+from tilewise.learn.fit import Trainer
+from tilewise.learn.params import Params
+from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
+from tilewise.learn.train import Trained, save, train
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import TACTIC, VendorKernel
+from tilewise.selection import asking
+from tilewise.selection.explain import explain
+from tilewise.selection.predictor import Predictor
+from tilewise.selection.scorer import NumpyScorer, make_scorer
+from tilewise.selection.selector import Selector
+
+GFX950 = load_arch("gfx950")
+PARAMS = Params(trees=30, leaves=8, vendor_trees=120)
+LIBRARY = VendorKernel(op_name="gemm", library="torch")
+
+
+def tactic(tile_m: int) -> dict[str, float]:
+    return dict.fromkeys(TACTIC, 1.0) | {"tile_m": float(tile_m), "tile_n": 128.0}
+
+
+def told(problem: Problem) -> dict[str, float]:
+    """A library whose mood nobody could guess from a problem's sizes."""
+    return tactic(256 if int(problem.key, 16) % 2 else 64)
+
+
+@pytest.fixture(scope="module")
+def moody(vendor_data: Dataset) -> Dataset:
+    """The library is fastest with tiles of 256 rows, and slowest otherwise."""
+    tactics = {p.key: told(p) for p in vendor_data.problems}
+    is_fast = np.array([tactics[p.key]["tile_m"] > 64 for p in vendor_data.problems])
+    best = np.full(len(tactics), np.inf)
+    own = vendor_data.kernel_index < len(vendor_data.kernels) - 1
+    np.minimum.at(best, vendor_data.problem_index[own], vendor_data.time_us[own])
+    times = np.where(
+        own, vendor_data.time_us, (best * np.where(is_fast, 0.6, 1.8))[vendor_data.problem_index]
+    )
+    return replace(vendor_data, tactics=tactics, time_us=times)
+
+
+@pytest.fixture(scope="module")
+def trained(moody: Dataset) -> Trained:
+    return train(moody, PARAMS, fold_count=3)
+
+
+@pytest.fixture(scope="module")
+def model(trained: Trained, moody: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("models") / "moody"
+    save(trained, moody, folder)
+    return load_model(folder)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
+    """A library at hand, and what it was asked."""
+    asked: list[Problem] = []
+
+    def answer(problem: Problem, arch: object) -> dict[str, float]:
+        asked.append(problem)
+        return told(problem)
+
+    monkeypatch.setattr(asking, "tactic_of", answer)
+    yield asked
+
+
+def test_tiles_have_the_numbers_of_the_header() -> None:
+    known = {1: (8, 8), 10: (64, 8), 24: (256, 128), 35: (256, 32), 36: (8, 128), 248: (320, 128)}
+    known |= {311: (768, 64), 312: (64, 16), 393: (128, 8), 513: (256, 256), 630: (768, 80)}
+    known |= {634: (512, 1024), 645: (256, 1)}
+    found = tiles()
+    assert len(found) == 645
+    assert {number: found[number] for number in known} == known
+
+
+def test_nobody_is_asked_about_another_device() -> None:
+    problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
+    for arch in (GFX950, load_arch("sm_90"), detect("cpu")):
+        assert tactic_of(problem, arch) == {}
+
+
+def test_only_the_vendors_forest_knows_of_it(trained: Trained) -> None:
+    forests = trained.model.forests
+    assert any(n.startswith("tactic_") for n in forests[VENDOR].features)
+    for name, forest in forests.items():
+        if name != VENDOR:
+            assert not any(n.startswith("tactic_") for n in forest.features), name
+
+
+def test_it_is_learned_from(trained: Trained) -> None:
+    metrics = trained.model.metrics
+    assert metrics["efficiency"]["mean"] > 95
+    assert metrics["untold"]["mean"] < metrics["efficiency"]["mean"] - 5
+
+
+def test_data_without_it_gives_what_it_gave(vendor_data: Dataset) -> None:
+    trainer = Trainer(vendor_data)
+    assert trainer.asked_names == ()
+    fitted = trainer.fit(np.ones(len(vendor_data), bool), PARAMS)
+    assert fitted.vendor is not None
+    assert set(fitted.vendor.features) <= set(trainer.names)
+    assert np.array_equal(trainer.score(fitted), trainer.score(fitted, is_told=False))
+
+
+def test_its_identity_is_the_datas(moody: Dataset) -> None:
+    assert replace(moody, tactics={}).digest != moody.digest
+
+
+@pytest.mark.skipif(bool(why_no_compiler()), reason="no compiler")
+def test_c_and_numpy_are_told_the_same(model: Model, library: list[Problem]) -> None:
+    kernels = [*synthetic_kernels("gemm", GFX950, 70), LIBRARY]
+    compiled = make_scorer(model, kernels, GFX950, compiled=True)
+    plain = NumpyScorer(model, kernels, GFX950)
+    for problem in synthetic_problems("gemm", "bf16", 12, seed=4):
+        assert np.array_equal(compiled(problem).score, plain(problem).score)
+    assert len(library) >= 24
+
+
+def test_choices_follow_what_the_library_says(model: Model, library: list[Problem]) -> None:
+    selector = Selector(model, [*synthetic_kernels("gemm", GFX950, 12), LIBRARY], GFX950)
+    right = []
+    for problem in synthetic_problems("gemm", "bf16", 40, seed=9):
+        is_vendor = selector.ranking(problem)[0].engine == VENDOR
+        right.append(is_vendor is (told(problem)["tile_m"] > 64))
+        report = explain(selector, problem)
+        assert (report["kernel"] == LIBRARY.name) is is_vendor
+        times = Predictor(model, GFX950).predict_latency(problem, selector.kernels)
+        assert (int(np.argmin(times)) == len(times) - 1) is is_vendor
+    assert np.mean(right) > 0.9
+
+
+def test_a_pool_without_the_library_asks_nothing(model: Model, library: list[Problem]) -> None:
+    selector = Selector(model, synthetic_kernels("gemm", GFX950, 12), GFX950)
+    selector.ranking(GemmProblem(m=64, n=512, k=256, dtype="bf16"))
+    assert not library
+
+
+def test_a_model_that_never_heard_of_it_asks_nothing(
+    vendor_model: Path, library: list[Problem]
+) -> None:
+    selector = Selector(load_model(vendor_model), [LIBRARY], GFX950)
+    selector.ranking(GemmProblem(m=64, n=512, k=256, dtype="bf16"))
+    assert not library
+
+
+def test_a_warm_start_keeps_its_columns(moody: Dataset, tmp_path: Path) -> None:
+    kept = moody.keep(moody.problem_index < 90)
+    cut = {name: getattr(kept, name)[:90] for name in ("problems", "labels")}
+    before = replace(kept, **cut)
+    save(train(before, PARAMS, fold_count=3), before, tmp_path)
+    silent = replace(moody, tactics={p.key: moody.tactics[p.key] for p in before.problems})
+    more = train(silent, PARAMS, fold_count=3, continue_from=tmp_path)
+    old = load_model(tmp_path).forests[VENDOR]
+    assert set(old.features) <= set(more.model.features.features)
+    assert more.model.forests[VENDOR].num_trees > old.num_trees
+
+
+def test_measurements_carry_it(tmp_path: Path) -> None:
+    problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
+    setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())
+    own = synthetic_kernels("gemm", GFX950, 1)[0]
+    rows = [
+        Measurement.of(
+            problem, LIBRARY, setting, status="ok", time_us=9.0, tactic='{"tile_m": 64}'
+        ),
+        Measurement.of(problem, own, setting, status="ok", time_us=7.0),
+    ]
+    data = from_measurements(rows, op="gemm")
+    assert data.tactics == {problem.key: {"tile_m": 64}}
+    features = features_of("gemm")
+    found = features.evaluate(data.rows(features), ["v_tile_m", "tactic_tile_m"])
+    assert found["v_tile_m"].tolist() == [64.0, 64.0]
+    assert found["tactic_tile_m"].tolist() == [0.0, 0.0]  # no algorithm: the library said nothing
