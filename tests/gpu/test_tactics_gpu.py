@@ -13,6 +13,7 @@ from tilewise.engines.cublas import tactic_of
 from tilewise.engines.device import detect
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import TACTIC, VendorKernel
+from tilewise.selection.models import load_models
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import sweep
@@ -57,6 +58,21 @@ def test_it_does_what_it_says(m: int, n: int, k: int) -> None:
     assert (told["split"] > 1) is any("splitK" in name for name in names)
 
 
+def test_tiles_are_told_in_the_sense_of_the_problem() -> None:
+    few, many = asked(m=8, n=8192, k=4096), asked(m=8192, n=8, k=4096)
+    assert few["tile_m"] < few["tile_n"]
+    assert many["tile_m"] > many["tile_n"]
+
+
+def test_the_device_is_known_by_its_figures() -> None:
+    """A model is asked with the figures it was trained with."""
+    live = detect("gpu")
+    model = next(iter(load_models("gemm", live)))
+    problem = GemmProblem(m=256, n=512, k=1024, dtype="bf16")
+    assert tactic_of(problem, model.trained_on) == tactic_of(problem, live) != {}
+    assert not tactic_of(problem, live.with_figures(compute_units=live.compute_units - 2))
+
+
 @pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_every_layout_is_answered(dtype: str, layout: str) -> None:
@@ -75,12 +91,13 @@ def test_what_another_routine_serves_is_not_asked() -> None:
 
 
 def test_nothing_is_asked_while_a_graph_is_captured() -> None:
-    asked(m=320, n=320, k=320)
+    known = asked(m=320, n=320, k=320)
     x = torch.ones(64, 64, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x * 2
         assert not asked(m=321, n=328, k=328)
+        assert asked(m=320, n=320, k=320) == known
     graph.replay()
     assert bool((y == 2).all())
     assert asked(m=321, n=328, k=328)

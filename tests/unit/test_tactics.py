@@ -173,6 +173,17 @@ def test_a_warm_start_keeps_its_columns(moody: Dataset, tmp_path: Path) -> None:
     assert more.model.forests[VENDOR].num_trees > old.num_trees
 
 
+def test_a_warm_start_without_the_vendors_rows_keeps_its_forest(
+    moody: Dataset, trained: Trained, tmp_path: Path
+) -> None:
+    save(trained, moody, tmp_path)
+    own = np.array([k.engine != VENDOR for k in moody.kernels])
+    fresh = [replace(p, m=p.m + 3) for p in moody.problems]  # type: ignore[type-var]
+    others = replace(moody.keep(own[moody.kernel_index]), problems=tuple(fresh), tactics={})
+    again = train(others, PARAMS, fold_count=3, continue_from=tmp_path)
+    assert again.texts[VENDOR] == trained.texts[VENDOR]
+
+
 def test_measurements_carry_it(tmp_path: Path) -> None:
     problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
     setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())

@@ -35,6 +35,11 @@ class Field:
     words: tuple[str, ...] = ()
 
     @property
+    def is_asked(self) -> bool:
+        """Whether it is the vendor's library that knows."""
+        return self.name.startswith("v_")
+
+    @property
     def scope(self) -> int:
         return _PREFIX[self.name.partition("_")[0]]
 
@@ -97,9 +102,8 @@ class FeatureSet:
     @cached_property
     def asked(self) -> frozenset[str]:
         """Features that depend on what the vendor's library would do."""
-        return frozenset(
-            n for n in self.features if any(f.startswith("v_") for f in self._needed([n]))
-        )
+        fields = {f.name for f in self.fields if f.is_asked}
+        return frozenset(n for n in self.features if fields & self._needed([n]))
 
     def fields_of(self, scope: int) -> tuple[Field, ...]:
         return tuple(f for f in self.fields if f.scope == scope)

@@ -20,19 +20,22 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect, why_no_gpu
+from tilewise.ops.fields import figures
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.gemm.vendor import scaled_mm_fits
 
 log = logging.getLogger("tilewise")
 
 Tactic = Mapping[str, float]
 """What a vendor's library would do, by the names of `ops.vendor.TACTIC`."""
 
+REMEMBERED = 65536
 _DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8": 28}
 """`cudaDataType_t`."""
-_OPERANDS = ("fp16", "bf16", "fp8")
-"""Dtypes whose products the vendor kernel hands to cuBLAS as they are."""
 _COMPUTE_32F = 68
-_WORKSPACE_BYTES = 32 << 20
-"""What PyTorch gives cuBLAS on Hopper."""
+_ARCH, _WORKSPACE_BYTES = "sm_90", 32 << 20
+"""What PyTorch gives cuBLAS on Hopper. With another workspace it would choose otherwise, so
+elsewhere it is not asked."""
 _TRANS_A, _TRANS_B, _SCALE_A, _SCALE_B, _FAST_ACCUM = 3, 4, 17, 18, 25
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _PREFER_WORKSPACE = 1
@@ -50,39 +53,53 @@ _CLUSTERS = (
     *((1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (4, 4)),
     *((8, 1), (1, 8), (8, 2), (2, 8), (16, 1), (1, 16)),
 )
-"""`cublasLtClusterShape_t`; the first stands for the library's choice."""
+"""`cublasLtClusterShape_t`; the first stands for the library's choice, odd sizes come later."""
+
+
+_answers: dict[Problem, Tactic] = {}
 
 
 def tactic_of(problem: Problem, arch: Arch) -> Tactic:
     """What the vendor's library would do; empty where it is not there to be asked."""
-    if problem.op != "gemm" or not _is_here(arch):
+    if not isinstance(problem, GemmProblem) or not _is_here(arch) or not _serves(problem):
         return {}
+    found = _answers.get(problem)
+    if found is None:
+        found = _asked(problem)
+        if found:
+            if len(_answers) >= REMEMBERED:
+                _answers.clear()
+            _answers[problem] = found
+    return found
+
+
+@lru_cache(maxsize=64)
+def _is_here(arch: Arch) -> bool:
+    """Whether an architecture has the figures of the device in this machine."""
+    if arch.name != _ARCH or why_no_gpu() is not None:
+        return False
+    live = detect("gpu")
+    return live.name == arch.name and figures(live) == figures(arch)
+
+
+def _serves(problem: GemmProblem) -> bool:
+    """Whether PyTorch hands a product to cuBLAS as it is."""
+    if problem.dtype == "fp8":
+        return bool(problem.flops) and scaled_mm_fits(problem)
+    is_plain = problem.dtype in ("fp16", "bf16") and problem.out_dtype == problem.dtype
+    return bool(problem.flops) and is_plain
+
+
+def _asked(problem: GemmProblem) -> Tactic:
     import torch
 
-    # Making a handle allocates, which a graph being captured must not see.
-    if torch.cuda.is_current_stream_capturing():
-        return {}
-    return _asked(problem)
-
-
-def _is_here(arch: Arch) -> bool:
-    is_nvidia = arch.kind == "gpu" and arch.vendor == "nvidia"
-    return is_nvidia and why_no_gpu() is None and arch == detect("gpu")
-
-
-@lru_cache(maxsize=65536)
-def _asked(problem: Any) -> Tactic:
-    is_plain = problem.dtype in ("fp16", "bf16") and problem.out_dtype == problem.dtype
-    is_scaled = problem.dtype == "fp8" and (problem.batch, problem.layout) == (1, "rcr")
-    is_aligned = problem.n % 16 == 0 and problem.k % 16 == 0
-    if not problem.flops or not (is_plain or (is_scaled and is_aligned)):
-        return {}
-    library = _library()
-    if library is None:
-        return {}
     try:
-        return library.ask(problem)
-    except _CublasError as error:
+        # Making a handle allocates, which a graph being captured must not see.
+        if torch.cuda.is_current_stream_capturing():
+            return {}
+        library = _library()
+        return library.ask(problem) if library else {}
+    except (_CublasError, RuntimeError) as error:
         log.info("cuBLAS does not say what it would do for %s: %s", problem, error)
         return {}
 
@@ -111,7 +128,7 @@ class _Library:
     def __init__(self, path: str) -> None:
         import torch
 
-        self._calls = ctypes.CDLL(path)
+        self.calls = ctypes.CDLL(path)
         self._lock = threading.Lock()
         self._handle = self._made("cublasLtCreate")
         self._preference = self._made("cublasLtMatmulPreferenceCreate")
@@ -123,7 +140,7 @@ class _Library:
         )
         self._scale = torch.ones((), device="cuda")
 
-    def ask(self, problem: Any) -> Tactic:
+    def ask(self, problem: GemmProblem) -> Tactic:
         """The first choice of the library's heuristic."""
         with self._lock, _Things(self) as things:
             # Results are stored by columns there, so it computes the transpose: B times A.
@@ -139,7 +156,7 @@ class _Library:
             raise _CublasError("it has no algorithm")
         return self._read(found)
 
-    def _layouts(self, problem: Any, things: _Things) -> tuple[Any, Any, Any]:
+    def _layouts(self, problem: GemmProblem, things: _Things) -> tuple[Any, Any, Any]:
         m, n, k = problem.m, problem.n, problem.k
         a = (k, m) if problem.layout[0] == "r" else (m, k)
         b = (n, k) if problem.layout[1] == "r" else (k, n)
@@ -172,7 +189,7 @@ class _Library:
         }
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._calls, name)(*arguments)
+        status = getattr(self.calls, name)(*arguments)
         if status:
             raise _CublasError(f"{name} returned {status}")
 
@@ -198,7 +215,7 @@ class _Things:
 
     def __exit__(self, *_: object) -> None:
         for kind, thing in self._made:
-            self._library._call(f"cublasLt{kind}Destroy", thing)
+            getattr(self._library.calls, f"cublasLt{kind}Destroy")(thing)
 
     def layout(self, dtype: str, shape: tuple[int, int], batch: int) -> ctypes.c_void_p:
         """Rows, columns; stored by columns without gaps."""
@@ -214,7 +231,7 @@ class _Things:
             self._library._set("MatrixLayout", thing, _BATCH_STRIDE, stride)
         return thing
 
-    def product(self, problem: Any, scale: int) -> ctypes.c_void_p:
+    def product(self, problem: GemmProblem, scale: int) -> ctypes.c_void_p:
         thing = self._new("MatmulDesc", _COMPUTE_32F, _DTYPES["fp32"])
         values: list[tuple[int, Any]] = [
             (_TRANS_A, ctypes.c_int32(problem.layout[1] == "c")),
@@ -238,9 +255,7 @@ def _library() -> _Library | None:
     """The library, or None where PyTorch has loaded none or it does not answer."""
     import torch
 
-    # A first product loads it.
-    one = torch.ones((16, 16), dtype=torch.bfloat16, device="cuda")
-    torch.matmul(one, one)
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # loads the library
     maps = Path("/proc/self/maps")
     found = re.search(r"\S*libcublasLt\.so\S*", maps.read_text()) if maps.exists() else None
     try:

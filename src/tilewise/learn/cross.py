@@ -71,7 +71,8 @@ def cross_validate(
         fitted = mined(trainer, ~test, params, start)
         forest, _ = beside.level(trainer, ~test, params, start)
         score[test] = trainer.score(fitted)[test]
-        untold[test] = trainer.score(fitted, is_told=False)[test]
+        if trainer.asked_names:
+            untold[test] = trainer.score(fitted, is_told=False)[test]
         level[test] = beside.predict_level(trainer, forest)[test]
         rounds.append(fitted.rounds)
     rows = (of_problem != SEEN)[data.problem_index]

@@ -121,8 +121,8 @@ class Dataset:
         seal = hashlib.sha256()
         for p, k, t in zip(self.problem_index, self.kernel_index, self.time_us, strict=True):
             seal.update(f"{self.problems[p].key} {self.kernels[k].key} {t!r}\n".encode())
-        for key, tactic in sorted(self.tactics.items()):
-            seal.update(f"{key} {json.dumps(tactic, sort_keys=True)}\n".encode())
+        for key in sorted({self.problems[p].key for p in self.problem_index} & set(self.tactics)):
+            seal.update(f"{key} {json.dumps(self.tactics[key], sort_keys=True)}\n".encode())
         return seal.hexdigest()
 
     def rows(self, features: FeatureSet, factors: Mapping[str, Array] | None = None) -> Rows:

@@ -91,9 +91,9 @@ class Trainer:
     def _asked(self, rows: Rows, keep: Collection[str]) -> tuple[tuple[str, ...], Array]:
         """What the vendor's library said it would do, as columns; one row for each of its own."""
         asked, own = self.features.asked, rows.only(self.is_vendor)
-        names = [n for n in self.features.features if n in asked] if len(own) else []
+        names = [n for n in self.features.features if n in asked]
         found = self.features.evaluate(own, names)
-        useful = tuple(n for n in names if np.ptp(found[n]) > 0 or n in keep)
+        useful = tuple(n for n in names if n in keep or (len(own) and np.ptp(found[n]) > 0))
         return useful, np.array([found[n] for n in useful]).reshape(len(useful), len(own)).T
 
     @property

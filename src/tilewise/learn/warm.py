@@ -23,14 +23,19 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     """What to continue from, after checking that it speaks of the same things."""
     old = load_model(folder)
     text = forest_text(folder, "rank")
+    vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
     seen = frozenset(json.loads(_read(folder, "folds.json")))
     found = [
         *_foreign(old, trainer, params),
-        *schema_differences(text_names(text), trainer.names, old.features, trainer.features),
+        *schema_differences(
+            (*text_names(text), *(text_names(vendor) if vendor else ())),
+            (*trainer.names, *trainer.asked_names),
+            old.features,
+            trainer.features,
+        ),
     ]
     if found:
         raise ModelError(f"{folder} cannot be continued: " + "; ".join(found))
-    vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
     return Start(text, old.calibration, seen, old.name, vendor)
 
 

@@ -16,7 +16,7 @@ Ask = Callable[[Problem], Mapping[str, float]]
 
 def asker(features: FeatureSet, kernels: Sequence[Kernel], arch: Arch) -> Ask:
     """Asks on this machine's device; elsewhere, or where nothing depends on it, says nothing."""
-    wanted = any(field.name.startswith("v_") for field in features.fields)
+    wanted = any(field.is_asked for field in features.fields)
     if not wanted or all(kernel.engine != VENDOR for kernel in kernels):
         return lambda problem: {}
     return lambda problem: tactic_of(problem, arch)

@@ -56,9 +56,7 @@ class Layout:
     @cached_property
     def problem_fields(self) -> tuple[str, ...]:
         """In the order in which they are handed over: numbers, text, the vendor's tactic."""
-        fields = sorted(
-            self.features.fields_of(PROBLEM), key=lambda f: (f.name.startswith("v_"), bool(f.words))
-        )
+        fields = sorted(self.features.fields_of(PROBLEM), key=lambda f: (f.is_asked, bool(f.words)))
         return tuple(f.name for f in fields)
 
     @cached_property

@@ -225,7 +225,8 @@ class CompiledScorer:
 def _packer(layout: Layout, model: Model, ask: Ask) -> Callable[[Problem, Any], None]:
     """Writes a problem's fields, numbers first, into a buffer; text becomes codes."""
     words = model.features.words
-    own = [n for n in layout.problem_fields if not n.startswith("v_")]
+    last = {f.name for f in model.features.fields if f.is_asked}
+    own = [n for n in layout.problem_fields if n not in last]
     asked = [n.removeprefix("v_") for n in layout.problem_fields[len(own) :]]
     names = [n.removeprefix("p_") for n in own]
     text = [n for n in own if n in words]
