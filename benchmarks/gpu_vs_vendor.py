@@ -90,7 +90,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--op", choices=("gemm",), default="gemm")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8"), default="bf16")
-    parser.add_argument("--only", default="", help="models whose name contains this")
+    parser.add_argument("--only", default="", help="models with this in their name, or MxNxK")
     parser.add_argument(
         "--autotuners", action="store_true", help="only ten shapes, tuned at run time as well"
     )
@@ -105,7 +105,8 @@ def problems(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
     ]
     listed += [(model, shape) for model, shapes in OTHERS.items() for shape in shapes]
     for model, (m, n, k) in listed:
-        if only in model and not (dtype == "fp8" and (n % 16 or k % 16)):
+        is_meant = only in model or only == f"{m}x{n}x{k}"
+        if is_meant and not (dtype == "fp8" and (n % 16 or k % 16)):
             yield model, GemmProblem(m=m, n=n, k=k, dtype=dtype)
 
 

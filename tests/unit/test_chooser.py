@@ -167,7 +167,7 @@ def test_the_vendor_wins_a_tie_and_nothing_more() -> None:
     )
     us = dict.fromkeys((kernel.name for kernel in registry), 500.0) | {best.name: 100.0}
     registry.note_build(Build(kernel=best, status="ok"))
-    for vendor_us, chosen in ((101.9, vendor), (102.1, best), (100.0, vendor)):
+    for vendor_us, chosen in ((103.9, vendor), (104.1, best), (100.0, vendor)):
         oracle = Oracle(us | {vendor.name: vendor_us})
         choice = Dispatcher(registry, rankers=[oracle]).select(PROBLEMS[0])
         assert choice.kernel == chosen

@@ -19,7 +19,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import aligned, copy_us
 from tilewise.dispatch.registry import Registry
-from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import LEVEL, VENDOR_LEVEL, Choice, Ranked, Ranker, Ranking
 
 REMEMBERED = 512
 
@@ -183,15 +183,16 @@ class Chooser:
         ties = []
         for place, ranked in enumerate(ranking):
             # Who comes later and is predicted faster was put there for other reasons than time.
-            if not 1 <= ranked.predicted_us / best.predicted_us <= 1 + LEVEL:
+            behind = ranked.predicted_us / best.predicted_us - 1
+            if not 0 <= behind <= VENDOR_LEVEL:
                 break
             if self.registry.priority_of(ranked.kernel) == priority:
-                ties.append((place, ranked.kernel))
-        for place, kernel in ties:
+                ties.append((place, ranked.kernel, behind))
+        for place, kernel, _ in ties:
             if kernel.engine == "vendor":
                 return place, "the vendor's"
-        for place, kernel in ties:
+        for place, kernel, behind in ties:
             build = self.registry.build_of(kernel)
-            if build is not None and build.status == "ok":
+            if behind <= LEVEL and build is not None and build.status == "ok":
                 return place, "the one already built"
         return 0, ""

@@ -125,9 +125,7 @@ class _Heuristic(ctypes.Structure):
 class _Library:
     """The cublasLt that PyTorch has loaded, with a handle."""
 
-    def __init__(self, path: str) -> None:
-        import torch
-
+    def __init__(self, path: str, scale: Any) -> None:
         self.calls = ctypes.CDLL(path)
         self._lock = threading.Lock()
         self._handle = self._made("cublasLtCreate")
@@ -138,7 +136,7 @@ class _Library:
             _PREFER_WORKSPACE,
             ctypes.c_size_t(_WORKSPACE_BYTES),
         )
-        self._scale = torch.ones((), device="cuda")
+        self._scale = scale
 
     def ask(self, problem: GemmProblem) -> Tactic:
         """The first choice of the library's heuristic."""
@@ -255,11 +253,12 @@ def _library() -> _Library | None:
     """The library, or None where PyTorch has loaded none or it does not answer."""
     import torch
 
+    scale = torch.ones((), device="cuda")  # makes a context, which the next call wants
     torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # loads the library
     maps = Path("/proc/self/maps")
     found = re.search(r"\S*libcublasLt\.so\S*", maps.read_text()) if maps.exists() else None
     try:
-        return _Library(found[0]) if found else None
+        return _Library(found[0], scale) if found else None
     except (OSError, AttributeError, _CublasError) as error:
         log.info("cuBLAS cannot be asked what it would do: %s", error)
         return None

@@ -17,8 +17,10 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 
 LEVEL = 0.02
-"""Predictions this close to the best are as good. A dispatcher then takes the vendor's routine: it
-need not be compiled, and whoever is wrong about it loses nothing. Next comes one that is built."""
+"""Predictions this close to the best are as good; a dispatcher then takes one that is built."""
+VENDOR_LEVEL = 0.04
+"""Within this of the best a dispatcher takes the vendor's routine: whoever is wrong about it loses
+nothing, and this is how far models are off about the gap between it and the best of ours."""
 
 
 @dataclass(frozen=True, slots=True)

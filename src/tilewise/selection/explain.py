@@ -17,7 +17,7 @@ from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
 from tilewise.selection.asking import asker
-from tilewise.selection.choice import LEVEL
+from tilewise.selection.choice import LEVEL, VENDOR_LEVEL
 from tilewise.selection.selector import Selector
 
 OTHERS = 48
@@ -50,7 +50,8 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
         "uncertainty": expected.uncertainty,
         "nearest": nearest_measured(selector, problem),
     }
-    level = [r.kernel for r in legal if r.predicted_us <= first.predicted_us * (1 + LEVEL)]
+    close = first.predicted_us * (1 + VENDOR_LEVEL)
+    level = [r.kernel for r in legal if r.predicted_us <= close]
     vendors = [k.name for k in level if k.engine == VENDOR and k != first.kernel]
     if vendors:
         report["level_vendor"] = vendors[0]
