@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Measurement, Policy, Setting
-from tilewise.core.model import VENDOR, Model, load_model
+from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.core.problem import Problem
 from tilewise.engines.cublas import tactic_of, tiles
 from tilewise.engines.device import detect
@@ -20,9 +20,9 @@ from tilewise.learn.dataset import Dataset, features_of, from_measurements
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
-from tilewise.learn.train import Trained, save, train
+from tilewise.learn.train import save, train
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.vendor import TACTIC, VendorKernel
+from tilewise.ops.vendor import VendorKernel
 from tilewise.selection import asking
 from tilewise.selection.explain import explain
 from tilewise.selection.predictor import Predictor
@@ -32,45 +32,16 @@ from tilewise.selection.selector import Selector
 GFX950 = load_arch("gfx950")
 PARAMS = Params(trees=30, leaves=8, vendor_trees=120)
 LIBRARY = VendorKernel(op_name="gemm", library="torch")
-
-
-def tactic(tile_m: int) -> dict[str, float]:
-    return dict.fromkeys(TACTIC, 1.0) | {"tile_m": float(tile_m), "tile_n": 128.0}
-
-
-def told(problem: Problem) -> dict[str, float]:
-    """A library whose mood nobody could guess from a problem's sizes."""
-    return tactic(256 if int(problem.key, 16) % 2 else 64)
+Told = Callable[[Problem], dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def moody(vendor_data: Dataset) -> Dataset:
-    """The library is fastest with tiles of 256 rows, and slowest otherwise."""
-    tactics = {p.key: told(p) for p in vendor_data.problems}
-    is_fast = np.array([tactics[p.key]["tile_m"] > 64 for p in vendor_data.problems])
-    best = np.full(len(tactics), np.inf)
-    own = vendor_data.kernel_index < len(vendor_data.kernels) - 1
-    np.minimum.at(best, vendor_data.problem_index[own], vendor_data.time_us[own])
-    times = np.where(
-        own, vendor_data.time_us, (best * np.where(is_fast, 0.6, 1.8))[vendor_data.problem_index]
-    )
-    return replace(vendor_data, tactics=tactics, time_us=times)
-
-
-@pytest.fixture(scope="module")
-def trained(moody: Dataset) -> Trained:
-    return train(moody, PARAMS, fold_count=3)
-
-
-@pytest.fixture(scope="module")
-def model(trained: Trained, moody: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("models") / "moody"
-    save(trained, moody, folder)
-    return load_model(folder)
+def model(told_model: Path) -> Model:
+    return load_model(told_model)
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
+def library(monkeypatch: pytest.MonkeyPatch, told: Told) -> Iterator[list[Problem]]:
     """A library at hand, and what it was asked."""
     asked: list[Problem] = []
 
@@ -97,16 +68,16 @@ def test_nobody_is_asked_about_another_device() -> None:
         assert tactic_of(problem, arch) == {}
 
 
-def test_only_the_vendors_forest_knows_of_it(trained: Trained) -> None:
-    forests = trained.model.forests
+def test_only_the_vendors_forest_knows_of_it(model: Model) -> None:
+    forests = model.forests
     assert any(n.startswith("tactic_") for n in forests[VENDOR].features)
     for name, forest in forests.items():
         if name != VENDOR:
             assert not any(n.startswith("tactic_") for n in forest.features), name
 
 
-def test_it_is_learned_from(trained: Trained) -> None:
-    metrics = trained.model.metrics
+def test_it_is_learned_from(model: Model) -> None:
+    metrics = model.metrics
     assert metrics["efficiency"]["mean"] > 95
     assert metrics["untold"]["mean"] < metrics["efficiency"]["mean"] - 5
 
@@ -120,8 +91,8 @@ def test_data_without_it_gives_what_it_gave(vendor_data: Dataset) -> None:
     assert np.array_equal(trainer.score(fitted), trainer.score(fitted, is_told=False))
 
 
-def test_its_identity_is_the_datas(moody: Dataset) -> None:
-    assert replace(moody, tactics={}).digest != moody.digest
+def test_its_identity_is_the_datas(told_data: Dataset) -> None:
+    assert replace(told_data, tactics={}).digest != told_data.digest
 
 
 @pytest.mark.skipif(bool(why_no_compiler()), reason="no compiler")
@@ -134,7 +105,9 @@ def test_c_and_numpy_are_told_the_same(model: Model, library: list[Problem]) -> 
     assert len(library) >= 24
 
 
-def test_choices_follow_what_the_library_says(model: Model, library: list[Problem]) -> None:
+def test_choices_follow_what_the_library_says(
+    model: Model, library: list[Problem], told: Told
+) -> None:
     selector = Selector(model, [*synthetic_kernels("gemm", GFX950, 12), LIBRARY], GFX950)
     right = []
     for problem in synthetic_problems("gemm", "bf16", 40, seed=9):
@@ -161,12 +134,12 @@ def test_a_model_that_never_heard_of_it_asks_nothing(
     assert not library
 
 
-def test_a_warm_start_keeps_its_columns(moody: Dataset, tmp_path: Path) -> None:
-    kept = moody.keep(moody.problem_index < 90)
+def test_a_warm_start_keeps_its_columns(told_data: Dataset, tmp_path: Path) -> None:
+    kept = told_data.keep(told_data.problem_index < 90)
     cut = {name: getattr(kept, name)[:90] for name in ("problems", "labels")}
     before = replace(kept, **cut)
     save(train(before, PARAMS, fold_count=3), before, tmp_path)
-    silent = replace(moody, tactics={p.key: moody.tactics[p.key] for p in before.problems})
+    silent = replace(told_data, tactics={p.key: told_data.tactics[p.key] for p in before.problems})
     more = train(silent, PARAMS, fold_count=3, continue_from=tmp_path)
     old = load_model(tmp_path).forests[VENDOR]
     assert set(old.features) <= set(more.model.features.features)
@@ -174,14 +147,13 @@ def test_a_warm_start_keeps_its_columns(moody: Dataset, tmp_path: Path) -> None:
 
 
 def test_a_warm_start_without_the_vendors_rows_keeps_its_forest(
-    moody: Dataset, trained: Trained, tmp_path: Path
+    told_data: Dataset, told_model: Path
 ) -> None:
-    save(trained, moody, tmp_path)
-    own = np.array([k.engine != VENDOR for k in moody.kernels])
-    fresh = [replace(p, m=p.m + 3) for p in moody.problems]  # type: ignore[type-var]
-    others = replace(moody.keep(own[moody.kernel_index]), problems=tuple(fresh), tactics={})
-    again = train(others, PARAMS, fold_count=3, continue_from=tmp_path)
-    assert again.texts[VENDOR] == trained.texts[VENDOR]
+    own = np.array([k.engine != VENDOR for k in told_data.kernels])
+    fresh = [replace(p, m=p.m + 3) for p in told_data.problems]  # type: ignore[type-var]
+    others = replace(told_data.keep(own[told_data.kernel_index]), problems=tuple(fresh), tactics={})
+    again = train(others, PARAMS, fold_count=3, continue_from=told_model)
+    assert again.texts[VENDOR] == forest_text(told_model, VENDOR)
 
 
 def test_measurements_carry_it(tmp_path: Path) -> None:
