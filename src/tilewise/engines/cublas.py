@@ -55,7 +55,6 @@ _CLUSTERS = (
 )
 """`cublasLtClusterShape_t`; the first stands for the library's choice, odd sizes come later."""
 
-
 _answers: dict[Problem, Tactic] = {}
 
 
