@@ -265,6 +265,9 @@ def main() -> int:
         if k.dtype == args.dtype  # type: ignore[attr-defined]
     ]
     listed = list(problems(args.dtype, args.only))
+    if not listed:
+        print(f"gpu_vs_vendor: no model and no shape is called {args.only!r}", file=sys.stderr)
+        return 2
     if args.autotuners:
         listed = listed[:: max(1, len(listed) // AUTOTUNED)][:AUTOTUNED]
     why = get_op("gemm").why_unusable

@@ -69,13 +69,7 @@ def vendor_data() -> Any:
 @pytest.fixture(scope="session")
 def vendor_model(vendor_data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a forest that speaks of the vendor's library alone."""
-    from tilewise.learn.params import Params
-    from tilewise.learn.train import save, train
-
-    folder = tmp_path_factory.mktemp("models") / "vendor"
-    params = Params(trees=30, leaves=8, vendor_trees=120)
-    save(train(vendor_data, params, fold_count=3), vendor_data, folder)
-    return folder
+    return _trained(vendor_data, tmp_path_factory.mktemp("models") / "vendor")
 
 
 @pytest.fixture(scope="session")
@@ -108,10 +102,13 @@ def told_data(vendor_data: Any, told: Callable[[Any], dict[str, float]]) -> Any:
 @pytest.fixture(scope="session")
 def told_model(told_data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that learned from what the library said."""
+    return _trained(told_data, tmp_path_factory.mktemp("models") / "told")
+
+
+def _trained(data: Any, folder: Path) -> Path:
+    """A small model with a forest for the vendor's library."""
     from tilewise.learn.params import Params
     from tilewise.learn.train import save, train
 
-    folder = tmp_path_factory.mktemp("models") / "told"
-    params = Params(trees=30, leaves=8, vendor_trees=120)
-    save(train(told_data, params, fold_count=3), told_data, folder)
+    save(train(data, Params(trees=30, leaves=8, vendor_trees=120), fold_count=3), data, folder)
     return folder

@@ -16,6 +16,7 @@ from tilewise.core.problem import Problem
 from tilewise.engines.cublas import tactic_of, tiles
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import why_no_compiler
+from tilewise.errors import InputError
 from tilewise.learn.dataset import Dataset, features_of, from_measurements
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
@@ -172,3 +173,20 @@ def test_measurements_carry_it(tmp_path: Path) -> None:
     found = features.evaluate(data.rows(features), ["v_tile_m", "tactic_tile_m"])
     assert found["v_tile_m"].tolist() == [64.0, 64.0]
     assert found["tactic_tile_m"].tolist() == [0.0, 0.0]  # no algorithm: the library said nothing
+
+
+@pytest.mark.parametrize("said", ["tile", "[64]", '{"tile_m": "wide"}', "64"])
+def test_a_damaged_one_is_told_in_a_line(said: str) -> None:
+    problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
+    setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())
+    row = Measurement.of(problem, LIBRARY, setting, status="ok", time_us=9.0, tactic=said)
+    with pytest.raises(InputError, match="must be a JSON object of numbers, or empty") as caught:
+        from_measurements([row], op="gemm")
+    assert "\n" not in str(caught.value)
+
+
+def test_where_tactics_do_not_vary_nothing_is_untold(told_data: Dataset) -> None:
+    same = next(iter(told_data.tactics.values())) | {"algorithm": 0.0}
+    flat = replace(told_data, tactics=dict.fromkeys(told_data.tactics, same))
+    metrics = train(flat, PARAMS, fold_count=3).model.metrics
+    assert metrics["untold"] == metrics["efficiency"]

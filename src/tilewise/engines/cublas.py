@@ -1,9 +1,8 @@
 """Asks cuBLAS what it would do for a product, without running it.
 
-The library keeps its tile, its split of K and its cluster to itself until it is asked, and they
-decide how fast it will be far more than the problem's sizes do: 128 rows or 129, a tile more or
-less in the last wave. `cublasLtMatmulAlgoGetHeuristic` tells them in about 0.2 ms. Products that
-PyTorch hands to the older `cublasGemmEx` go the same way.
+Its tile, its split of K and its cluster change from one size to the next, and its speed with them.
+`cublasLtMatmulAlgoGetHeuristic` tells them in about 0.2 ms, also for products that PyTorch hands to
+the older `cublasGemmEx`: on an H200 the tile was that of the kernel that ran for 880 of 883.
 """
 
 from __future__ import annotations

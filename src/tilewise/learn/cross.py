@@ -71,6 +71,7 @@ def cross_validate(
         fitted = mined(trainer, ~test, params, start)
         forest, _ = beside.level(trainer, ~test, params, start)
         score[test] = trainer.score(fitted)[test]
+        untold[test] = score[test]
         if trainer.asked_names:
             untold[test] = trainer.score(fitted, is_told=False)[test]
         level[test] = beside.predict_level(trainer, forest)[test]

@@ -248,6 +248,16 @@ def _single(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     return values[0]
 
 
+def _tactic(row: Mapping[str, Any]) -> Mapping[str, float]:
+    try:
+        return {str(name): float(value) for name, value in json.loads(row["tactic"]).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(
+            f"row {row['key'][:16]} has the tactic {row['tactic'][:60]!r}; it must be a JSON "
+            "object of numbers, or empty"
+        ) from None
+
+
 def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     problems: dict[str, int] = {}
     kernels: dict[str, int] = {}
@@ -264,7 +274,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
             kernel_rows.append(row)
         pairs.setdefault((p, k), []).append(row)
         if row["tactic"]:
-            tactics[row["problem_key"]] = json.loads(row["tactic"])
+            tactics[row["problem_key"]] = _tactic(row)
     given = get_op(op)
     right = [right_readings(found) for found in pairs.values()]
     read = [reading(good) for good in right]

@@ -20,7 +20,8 @@ LEVEL = 0.02
 """Predictions this close to the best are as good; a dispatcher then takes one that is built."""
 VENDOR_LEVEL = 0.04
 """Within this of the best a dispatcher takes the vendor's routine: whoever is wrong about it loses
-nothing, and this is how far models are off about the gap between it and the best of ours."""
+nothing, and the H200's model is off by about this much on the gap between it and the best of ours
+(4.3 % in the mean, out of fold)."""
 
 
 @dataclass(frozen=True, slots=True)
