@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_measurements_carry_it(tmp_path: Path) -> None:
     found = features.evaluate(data.rows(features), ["v_tile_m", "tactic_tile_m"])
     assert found["v_tile_m"].tolist() == [64.0, 64.0]
     assert found["tactic_tile_m"].tolist() == [0.0, 0.0]  # no algorithm: the library said nothing
+
+
+@pytest.mark.parametrize(("k", "lines"), [(3200, 1.0), (3232, 1.5), (3216, 1.75), (3224, 1.875)])
+def test_rows_off_cache_lines_are_read_twice(k: int, lines: float, told: Told) -> None:
+    problem = GemmProblem(m=1024, n=4096, k=k, dtype="fp16")  # rcr: both pitches are k
+    setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())
+    said = told(problem) | {"tile_m": 128.0, "tile_n": 64.0, "cluster_m": 2.0}
+    row = Measurement.of(
+        problem, LIBRARY, setting, status="ok", time_us=9.0, tactic=json.dumps(said)
+    )
+    features = features_of("gemm")
+    rows = from_measurements([row], op="gemm").rows(features)
+    found = features.evaluate(rows, ["tactic_lines"])["tactic_lines"]
+    # A cluster of two shares the tile of B; two bytes an element.
+    assert found.tolist() == [lines * (128 + 64 / 2) * 2 / (128 * 64)]
 
 
 @pytest.mark.parametrize("said", ["tile", "[64]", '{"tile_m": "wide"}', "64"])

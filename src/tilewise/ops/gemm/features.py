@@ -57,6 +57,11 @@ _TACTIC_HELPERS = {
     "its_compute_us": "its_steps * its_m * its_n * 2 * units / (peak_tflops * 1000000)",
     "its_traffic": "its_programs * gk / its_split * element_bytes "
     "* (its_m / max(1, v_cluster_n) + its_n / max(1, v_cluster_m))",
+    # 128 bytes of a row that does not begin on a cache line lie on two: what is read, counted so,
+    # for each product.
+    "its_lines": "(its_m / max(1, v_cluster_n) * (2 - gcd(packed_a * element_bytes, 128) / 128) "
+    "+ its_n / max(1, v_cluster_m) * (2 - gcd(packed_b * element_bytes, 128) / 128)) "
+    "* element_bytes / (its_m * its_n)",
 }
 _TACTIC_FEATURES = {
     f"tactic_{name}": f"{source} if has_tactic else 0"
@@ -72,6 +77,7 @@ _TACTIC_FEATURES = {
         ("compute_ratio", "its_compute_us * peak_tflops * 1000000 / max(1, flops)"),
         ("traffic", "its_traffic"),
         ("reuse", "its_traffic / max(1, bytes)"),
+        ("lines", "its_lines"),
     )
 }
 
