@@ -176,19 +176,33 @@ def test_measurements_carry_it(tmp_path: Path) -> None:
     assert found["tactic_tile_m"].tolist() == [0.0, 0.0]  # no algorithm: the library said nothing
 
 
-@pytest.mark.parametrize(("k", "lines"), [(3200, 1.0), (3232, 1.5), (3216, 1.75), (3224, 1.875)])
-def test_rows_off_cache_lines_are_read_twice(k: int, lines: float, told: Told) -> None:
-    problem = GemmProblem(m=1024, n=4096, k=k, dtype="fp16")  # rcr: both pitches are k
+@pytest.mark.parametrize(
+    ("problem", "lines_a", "lines_b"),
+    [
+        (GemmProblem(m=1024, n=4096, k=3200, dtype="fp16"), 1.0, 1.0),  # rcr: both lie along k
+        (GemmProblem(m=1024, n=4096, k=3232, dtype="fp16"), 1.5, 1.5),
+        (GemmProblem(m=1024, n=4096, k=3224, dtype="fp16"), 1.875, 1.875),
+        (GemmProblem(m=1024, n=4096, k=3232, dtype="fp8"), 1.75, 1.75),
+        (GemmProblem(m=1024, n=4112, k=3200, dtype="fp16", layout="rrr"), 1.0, 1.75),
+        (GemmProblem(m=1032, n=4096, k=3200, dtype="fp16", layout="crr"), 1.875, 1.0),
+    ],
+)
+def test_rows_off_cache_lines_are_read_twice(
+    problem: GemmProblem, lines_a: float, lines_b: float, told: Told
+) -> None:
     setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())
-    said = told(problem) | {"tile_m": 128.0, "tile_n": 64.0, "cluster_m": 2.0}
-    row = Measurement.of(
-        problem, LIBRARY, setting, status="ok", time_us=9.0, tactic=json.dumps(said)
-    )
+    tile = {"tile_m": 128.0, "tile_n": 64.0, "cluster_m": 2.0, "cluster_n": 4.0}
     features = features_of("gemm")
-    rows = from_measurements([row], op="gemm").rows(features)
-    found = features.evaluate(rows, ["tactic_lines"])["tactic_lines"]
-    # A cluster of two shares the tile of B; two bytes an element.
-    assert found.tolist() == [lines * (128 + 64 / 2) * 2 / (128 * 64)]
+    found = []
+    for said in (told(problem) | tile, told(problem) | tile | {"algorithm": 0.0}):
+        row = Measurement.of(
+            problem, LIBRARY, setting, status="ok", time_us=9.0, tactic=json.dumps(said)
+        )
+        rows = from_measurements([row], op="gemm").rows(features)
+        found += features.evaluate(rows, ["tactic_lines"])["tactic_lines"].tolist()
+    # Clusters share tiles of A along n and of B along m.
+    read = lines_a * 128 / 4 + lines_b * 64 / 2
+    assert found == [read * (1 if problem.dtype == "fp8" else 2) / (128 * 64), 0.0]
 
 
 @pytest.mark.parametrize("said", ["tile", "[64]", '{"tile_m": "wide"}', "64"])

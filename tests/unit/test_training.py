@@ -62,6 +62,26 @@ def test_problems_measured_in_part_teach_and_judge_nothing(small_data: Dataset) 
         cross_validate(Trainer(alone), Params(trees=5, leaves=4), count=3)
 
 
+def test_the_same_product_of_another_dtype_gives_nothing_away(small_data: Dataset) -> None:
+    """Problems that only teach are in every training set, but for the twins of what is scored."""
+    problems = list(small_data.problems)
+    for i in range(1, len(problems), 2):
+        other = "bf16" if problems[i - 1].dtype == "fp16" else "fp16"
+        problems[i] = replace(problems[i - 1], dtype=other)
+    data = replace(small_data, problems=tuple(problems))
+    place = np.arange(len(problems))
+    fold = np.where(place % 2, SEEN, place // 2 % 4)
+    is_twin = (place % 8 == 1)[data.problem_index]  # of those in fold 0
+    score = {}
+    for name, hidden in (("as measured", False), ("spoiled", is_twin)):
+        trainer = Trainer(replace(data, time_us=np.where(hidden, 7.0, data.time_us)))
+        score[name] = cross_validate(trainer, Params(trees=5, leaves=4), fold=fold).score
+    for number in range(4):
+        scored = (fold == number)[data.problem_index]
+        same = np.array_equal(score["as measured"][scored], score["spoiled"][scored])
+        assert same == (number == 0), number
+
+
 def test_levels_follow_the_fast_kernels(small_data: Dataset) -> None:
     """What is measured of a problem beside its fast kernels hardly moves its centre."""
     trainer = Trainer(small_data)

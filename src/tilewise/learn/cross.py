@@ -15,7 +15,7 @@ from tilewise.learn.fit import Fitted, Start, Trainer
 from tilewise.learn.forests import Mask
 from tilewise.learn.params import Params
 from tilewise.learn.score import judge
-from tilewise.learn.split import folds
+from tilewise.learn.split import folds, given_away
 
 Progress = Callable[[str], None]
 SEEN = -1
@@ -67,9 +67,11 @@ def cross_validate(
     numbers = sorted(set(of_problem.tolist()) - {SEEN})
     for place, number in enumerate(numbers):
         progress(f"fold {place + 1} of {len(numbers)}")
-        test = (of_problem == number)[data.problem_index]
-        fitted = mined(trainer, ~test, params, start)
-        forest, _ = beside.level(trainer, ~test, params, start)
+        scored = of_problem == number
+        test = scored[data.problem_index]
+        learned = ~given_away(data.problems, scored)[data.problem_index]
+        fitted = mined(trainer, learned, params, start)
+        forest, _ = beside.level(trainer, learned, params, start)
         score[test] = trainer.score(fitted)[test]
         untold[test] = score[test]
         if trainer.asked_names:

@@ -36,6 +36,13 @@ def held_out(
     return np.array([i for i, key in zip(among, own, strict=True) if key in chosen], np.int64)
 
 
+def given_away(problems: Sequence[Problem], scored: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which problems must not teach what scores some: these, and those of other dtypes alone."""
+    own = _group_keys(problems)
+    keys = {own[i] for i in np.flatnonzero(scored)}
+    return np.array([key in keys for key in own], bool)
+
+
 def _group_keys(problems: Sequence[Problem]) -> list[str]:
     """What must not be torn apart: the complete key, less the dtypes where there are several."""
     if len({p.dtype for p in problems}) < 2:

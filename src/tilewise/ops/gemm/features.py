@@ -57,8 +57,8 @@ _TACTIC_HELPERS = {
     "its_compute_us": "its_steps * its_m * its_n * 2 * units / (peak_tflops * 1000000)",
     "its_traffic": "its_programs * gk / its_split * element_bytes "
     "* (its_m / max(1, v_cluster_n) + its_n / max(1, v_cluster_m))",
-    # 128 bytes of a row that does not begin on a cache line lie on two: what is read, counted so,
-    # for each product.
+    # Bytes of whole cache lines that a multiply-add costs: 128 bytes of a row that does not begin
+    # on a line lie on two. True of rows along K; of others about.
     "its_lines": "(its_m / max(1, v_cluster_n) * (2 - gcd(packed_a * element_bytes, 128) / 128) "
     "+ its_n / max(1, v_cluster_m) * (2 - gcd(packed_b * element_bytes, 128) / 128)) "
     "* element_bytes / (its_m * its_n)",
