@@ -21,7 +21,7 @@ from tilewise.core.model import Measured, forest_text, load_model
 from tilewise.core.packed import pack, unpack
 from tilewise.errors import InputError, ModelError, NoKernelError
 from tilewise.learn.calibrate import calibrate, kernel_factors, total_us
-from tilewise.learn.cross import SEEN, cross_validate, hard_weight, mined
+from tilewise.learn.cross import cross_validate, hard_weight, mined
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.evaluate import evaluate
 from tilewise.learn.fit import Trainer
@@ -30,56 +30,13 @@ from tilewise.learn.objectives import SPACE, compare_objectives, tune
 from tilewise.learn.params import Params
 from tilewise.learn.score import judge
 from tilewise.learn.search import legal_kernels, model_score, search
-from tilewise.learn.split import folds, held_out
+from tilewise.learn.split import folds
 from tilewise.learn.synthetic import synthetic
 from tilewise.learn.train import save, train
 from tilewise.learn.warm import schema_differences, warm_start
 from tilewise.ops.fields import kernel_values
 
 QUICK = Params(trees=30, leaves=8)
-
-
-def test_folds_hold_whole_problems_and_forget_the_order(small_data: Dataset) -> None:
-    problems = [*small_data.problems, *small_data.problems[:5]]
-    fold = folds(problems, 5, seed=3)
-    assert fold[: len(small_data.problems)].max() == 4
-    assert (fold[-5:] == fold[:5]).all()
-    backwards = folds(problems[::-1], 5, seed=3)[::-1]
-    assert (fold == backwards).all()
-    assert (folds(problems, 5, seed=4) != fold).any()
-    with pytest.raises(InputError, match="folds of"):
-        folds(problems[:3], 5)
-
-
-def test_problems_measured_in_part_teach_and_judge_nothing(small_data: Dataset) -> None:
-    labels = [{"top": 4} if i % 2 else {} for i in range(len(small_data.problems))]
-    data = replace(small_data, labels=tuple(labels))
-    cross = cross_validate(Trainer(data), Params(trees=5, leaves=4), count=3)
-    assert ((cross.fold == SEEN) == ~data.is_whole).all()
-    assert set(judge(data, cross.score).problems.tolist()) == set(np.flatnonzero(data.is_whole))
-    alone = replace(data, labels=tuple({"top": 4} for _ in labels))
-    with pytest.raises(InputError, match="without --top"):
-        cross_validate(Trainer(alone), Params(trees=5, leaves=4), count=3)
-
-
-def test_the_same_product_of_another_dtype_gives_nothing_away(small_data: Dataset) -> None:
-    """Problems that only teach are in every training set, but for the twins of what is scored."""
-    problems = list(small_data.problems)
-    for i in range(1, len(problems), 2):
-        other = "bf16" if problems[i - 1].dtype == "fp16" else "fp16"
-        problems[i] = replace(problems[i - 1], dtype=other)
-    data = replace(small_data, problems=tuple(problems))
-    place = np.arange(len(problems))
-    fold = np.where(place % 2, SEEN, place // 2 % 4)
-    is_twin = (place % 8 == 1)[data.problem_index]  # of those in fold 0
-    score = {}
-    for name, hidden in (("as measured", False), ("spoiled", is_twin)):
-        trainer = Trainer(replace(data, time_us=np.where(hidden, 7.0, data.time_us)))
-        score[name] = cross_validate(trainer, Params(trees=5, leaves=4), fold=fold).score
-    for number in range(4):
-        scored = (fold == number)[data.problem_index]
-        same = np.array_equal(score["as measured"][scored], score["spoiled"][scored])
-        assert same == (number == 0), number
 
 
 def test_levels_follow_the_fast_kernels(small_data: Dataset) -> None:
@@ -94,13 +51,6 @@ def test_levels_follow_the_fast_kernels(small_data: Dataset) -> None:
         for centre in (0.0, 4.0)
     ]
     assert moved[1] < 0.3 * moved[0]
-
-
-def test_the_third_split_is_apart(small_data: Dataset) -> None:
-    among = np.arange(40)
-    apart = held_out(small_data.problems, among)
-    assert 0 < len(apart) < 12
-    assert set(apart.tolist()) <= set(among.tolist())
 
 
 def test_calibration_finds_known_factors(small_data: Dataset) -> None:

@@ -15,7 +15,7 @@ from tilewise.learn.fit import Fitted, Start, Trainer
 from tilewise.learn.forests import Mask
 from tilewise.learn.params import Params
 from tilewise.learn.score import judge
-from tilewise.learn.split import folds, given_away
+from tilewise.learn.split import folds, group_keys
 
 Progress = Callable[[str], None]
 SEEN = -1
@@ -65,11 +65,12 @@ def cross_validate(
     score, untold, level = (np.zeros(len(data)) for _ in range(3))
     rounds = []
     numbers = sorted(set(of_problem.tolist()) - {SEEN})
+    groups = np.unique(group_keys(data.problems), return_inverse=True)[1]
     for place, number in enumerate(numbers):
         progress(f"fold {place + 1} of {len(numbers)}")
         scored = of_problem == number
         test = scored[data.problem_index]
-        learned = ~given_away(data.problems, scored)[data.problem_index]
+        learned = ~np.isin(groups, groups[scored])[data.problem_index]
         fitted = mined(trainer, learned, params, start)
         forest, _ = beside.level(trainer, learned, params, start)
         score[test] = trainer.score(fitted)[test]

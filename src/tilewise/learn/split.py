@@ -18,7 +18,7 @@ def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDAr
 
     So do problems that differ in their dtypes alone: one would give the other away.
     """
-    own = _group_keys(problems)
+    own = group_keys(problems)
     keys = sorted(set(own), key=lambda key: _shuffled(key, seed))
     if not 2 <= count <= len(keys):
         raise InputError(f"{count} folds of {len(keys)} problems; use 2 to {len(keys)}")
@@ -30,20 +30,13 @@ def held_out(
     problems: Sequence[Problem], among: NDArray[np.int64], share: float = 0.15, *, seed: int = 0
 ) -> NDArray[np.int64]:
     """Some of the problems `among`, set apart to stop training on; scoring never sees them."""
-    own = _group_keys([problems[i] for i in among])
+    own = group_keys([problems[i] for i in among])
     keys = sorted(set(own), key=lambda key: _shuffled(key, seed + 1))
     chosen = set(keys[: max(1, round(len(keys) * share))])
     return np.array([i for i, key in zip(among, own, strict=True) if key in chosen], np.int64)
 
 
-def given_away(problems: Sequence[Problem], scored: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which problems must not teach what scores some: these, and those of other dtypes alone."""
-    own = _group_keys(problems)
-    keys = {own[i] for i in np.flatnonzero(scored)}
-    return np.array([key in keys for key in own], bool)
-
-
-def _group_keys(problems: Sequence[Problem]) -> list[str]:
+def group_keys(problems: Sequence[Problem]) -> list[str]:
     """What must not be torn apart: the complete key, less the dtypes where there are several."""
     if len({p.dtype for p in problems}) < 2:
         return [p.key for p in problems]
