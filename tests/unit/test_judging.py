@@ -311,6 +311,25 @@ def test_trained_problems_are_judged_out_of_fold(small_data: Dataset, small_mode
     assert other.unseen == 12
 
 
+def test_problems_of_which_only_promising_kernels_were_measured_judge_nothing(
+    small_data: Dataset, small_model: Path
+) -> None:
+    top = replace(small_data, labels=tuple({**x, "top": 8} for x in small_data.labels))
+    with pytest.raises(InputError, match=r"none of the \d+ problems can judge .* without --top"):
+        evaluate(small_model, top)
+    with pytest.raises(InputError, match=r"0 kinds of 'shape'"):
+        leave_one_out(top, "shape")
+
+
+def test_a_group_without_whole_problems_is_learned_and_not_left_out(small_data: Dataset) -> None:
+    half = len(small_data.problems) // 3
+    kinds = ["a"] * half + ["b"] * half + ["c"] * (len(small_data.problems) - 2 * half)
+    labels = tuple({"kind": k, **({"top": 8} if k == "c" else {})} for k in kinds)
+    found = leave_one_out(replace(small_data, labels=labels), "kind", QUICK)
+    assert sorted(found) == ["a", "all", "b"]
+    assert found["all"]["problems"] == 2 * half
+
+
 def test_the_worst_choices_say_why() -> None:
     data = synthetic("gemm", arch=load_arch("gfx950"), problems=4, kernels=3, noise=0.0)
     times = np.tile([10.0, 15.0, 30.0], 4)
@@ -352,7 +371,7 @@ def test_leaving_one_family_out(small_data: Dataset) -> None:
     assert "analytic_mean" in report["odd"]
     by_shape = leave_one_out(small_data, "shape", QUICK)
     assert len(by_shape) > 2
-    with pytest.raises(InputError, match="nothing to leave out"):
+    with pytest.raises(InputError, match="leaving one out takes two"):
         leave_one_out(small_data, "family", QUICK)
 
 

@@ -14,7 +14,7 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.model import Model, load_model
 from tilewise.errors import FileError, InputError
 from tilewise.learn.calibrate import kernel_factors
-from tilewise.learn.cross import Progress, cross_validate, silent
+from tilewise.learn.cross import SEEN, Progress, cross_validate, silent
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.judging import report
@@ -81,6 +81,13 @@ def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
             else:
                 score[row], time_us[row] = found
     judged = np.unique(data.problem_index[rows])
+    if not len(judged):
+        raise InputError(
+            f"none of the {len(data.problems)} problems can judge {path}: of "
+            f"{(~data.is_whole).sum()} only promising kernels were measured, and it was trained on "
+            f"{(is_trained & data.is_whole).sum()} without being judged on them; sweep some "
+            "others without --top"
+        )
     out_of_fold = int(is_trained[judged].sum())
     return Evaluation(
         data,
@@ -133,12 +140,14 @@ def leave_one_out(
         shape_family(p) if label == "shape" else str(labels.get(label, getattr(p, label, "")))
         for p, labels in zip(data.problems, data.labels, strict=True)
     ]
-    names = sorted(set(groups))
+    names = sorted({g for g, is_whole in zip(groups, data.is_whole, strict=True) if is_whole})
     if len(names) < 2:
         raise InputError(
-            f"all problems have the same {label!r} ({names[0]!r}); nothing to leave out"
+            f"problems measured with all their kernels have {len(names)} kinds of {label!r} "
+            f"({', '.join(names)}), and leaving one out takes two; name another label, or sweep "
+            "others without --top"
         )
-    fold = np.array([names.index(g) for g in groups], np.int64)
+    fold = np.array([names.index(g) if g in names else SEEN for g in groups], np.int64)
     is_whole = data.is_whole[data.problem_index]
     cross = cross_validate(Trainer(data), params or Params(), fold=fold, progress=progress)
     plain = -analytic_us(data)
