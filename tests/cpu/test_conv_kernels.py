@@ -46,7 +46,8 @@ TORCH = {
 }
 
 SAME = {"y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
-DOWN = {**SAME, "stride_h": 2, "stride_w": 2}
+STEP = {"stride_h": 2, "stride_w": 2}
+DOWN = {**SAME, **STEP}
 SHAPES: dict[str, tuple[dict[str, int], ...]] = {
     "square": ({"n": 2, "c": 16, "k": 32, "h": 8, "w": 8, **SAME},),
     "odd": (
@@ -54,7 +55,15 @@ SHAPES: dict[str, tuple[dict[str, int], ...]] = {
         {"n": 1, "c": 70, "k": 40, "h": 6, "w": 7, **SAME},
     ),
     "one": ({"n": 1, "c": 1, "k": 1, "w": 1, "x": 1}, {"n": 1, "c": 3, "k": 2, "w": 2, "x": 2}),
-    "pointwise": ({"n": 3, "c": 19, "k": 67, "h": 7, "w": 7, "y": 1, "x": 1},),
+    "pointwise": (
+        {"n": 3, "c": 19, "k": 67, "h": 7, "w": 7, "y": 1, "x": 1},
+        # As many pixels come out as go in, but not the same ones.
+        {"n": 2, "c": 16, "k": 24, "h": 3, "w": 3, "y": 1, "x": 1, **STEP, "pad_h": 1, "pad_w": 1},
+        {"n": 2, "c": 12, "k": 14, "g": 2, "h": 12, "w": 2, "y": 1, "x": 1, "pad_h": 2, "pad_w": 3}
+        | {"stride_h": 2, "stride_w": 3},
+        {"n": 1, "c": 8, "k": 8, "w": 4, "x": 1, "stride_w": 2, "pad_w": 2},
+        {"n": 1, "c": 8, "k": 8, "h": 5, "w": 1, "y": 1, "x": 1, "stride_w": 2},
+    ),
     "prime": ({"n": 1, "c": 13, "k": 17, "h": 11, "w": 19, **SAME},),
     "strided": (
         {"n": 2, "c": 5, "k": 9, "h": 11, "w": 13, **DOWN},

@@ -54,7 +54,8 @@ def operators() -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 def test_operators_exist() -> None:
     tw.matmul(torch.ones(1, 1), torch.ones(1, 1))
-    assert {op for op, _ in operators().values()}
+    for op, _ in operators().values():
+        assert str(op).startswith("tilewise.")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,20 @@ def test_modes_see_the_operators_and_transforms_pytorchs() -> None:
     batch = torch.randn(6, 3, 4)
     close(torch.vmap(lambda x: tw.matmul(x, b))(batch), batch @ b)
     close(torch.vmap(lambda x: tw.linear(x, b.t()))(batch), batch @ b)
+
+
+def test_compiled_transforms_are_pytorchs() -> None:
+    x, w = torch.randn(1, 3, 4, 4), torch.randn(2, 3, 1, 1)
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    for ours, theirs, at in (
+        (lambda t: tw.matmul(t, b), lambda t: t @ b, a),
+        (lambda t: tw.linear(t, b.t()), lambda t: t @ b, a),
+        (lambda t: tw.conv2d(t, w), lambda t: torch.nn.functional.conv2d(t, w), x),
+    ):
+        compiled = torch.compile(
+            torch.func.grad(lambda t, ours=ours: ours(t).square().sum()), backend="eager"
+        )
+        close(compiled(at), torch.func.grad(lambda t, f=theirs: f(t).square().sum())(at))
 
 
 def test_deterministic_algorithms_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

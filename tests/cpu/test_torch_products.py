@@ -88,6 +88,21 @@ def test_linear_is_pytorchs(lead: tuple[int, ...], activation: str | None) -> No
             close(one, other)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_layers_left_to_pytorch_have_gradients(activation: str) -> None:
+    x, weight = torch.randn(5, 12).double(), torch.randn(9, 12).double()
+    after = getattr(functional, activation)
+    ours = gradients(lambda *t: tw.linear(*t, activation=activation), x, weight)
+    expected = gradients(lambda *t: after(functional.linear(*t)), x, weight)
+    for one, other in zip(ours, expected, strict=True):
+        close(one, other)
+    slope = torch.func.grad(lambda t: tw.linear(t, weight.float(), activation=activation).sum())
+    close(
+        slope(x.float()),
+        torch.func.grad(lambda t: after(functional.linear(t, weight)).sum())(x).float(),
+    )
+
+
 def test_linear_takes_any_strides() -> None:
     weight, bias = torch.randn(12, 9).t(), torch.randn(18)[::2]
     for x in (torch.randn(4, 5, 24)[..., ::2], torch.randn(5, 4, 12).transpose(0, 1)):

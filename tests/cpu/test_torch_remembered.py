@@ -11,7 +11,7 @@ import torch
 import tilewise as tw
 from tilewise.dispatch.remembered import CALLS, Remembered
 from tilewise.engines.toolchain import find_compiler
-from tilewise.errors import TensorError
+from tilewise.errors import ArchError, TensorError
 from tilewise.settings import settings
 from tilewise.torch_ops import calls, guards
 
@@ -198,3 +198,41 @@ def test_what_out_overwrites_is_no_good_for_gradients() -> None:
         tw.matmul(x.detach(), x.detach(), out=out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("way", ["conv2d", "run"])
+def test_what_other_calls_overwrite_is_no_good_either(way: str) -> None:
+    x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 1, 1)
+    out, weight = torch.randn(1, 4, 5, 5), torch.randn(1, 4, 5, 5, requires_grad=True)
+    loss = (weight * out).sum()
+    if way == "run":
+        problem = tw.ConvProblem(n=1, c=4, k=4, h=5, w=5, y=1, x=1, dtype="fp32")
+        tw.run(problem, x, w, out=out)
+    else:
+        tw.conv2d(x, w, out=out)
+    close(out, torch.nn.functional.conv2d(x, w))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_call_new_to_a_graph_is_pytorchs_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "is_capturing", lambda tensor: True)
+    a, b = torch.randn(11, 13), torch.randn(13, 17)
+    close(tw.matmul(a, b), a @ b)
+    whole = torch.ones(11, 13, dtype=torch.int8)
+    with pytest.raises(TensorError, match="run the model once before"):
+        tw.matmul(whole, whole.t())
+
+
+def test_a_device_that_is_unknown_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(tensor: torch.Tensor) -> None:
+        raise ArchError("Tesla V100 is sm_70, which has no data file")
+
+    monkeypatch.setattr(calls, "live_arch", unknown)
+    a, b, out = torch.randn(7, 19), torch.randn(19, 5), torch.empty(7, 5)
+    for _ in range(2):
+        close(tw.matmul(a, b), a @ b)
+        close(tw.matmul(a, b, out=out), a @ b)
+    whole = torch.ones(7, 19, dtype=torch.int8)
+    with pytest.raises(ArchError, match="no data file"):
+        tw.matmul(whole, whole.t())

@@ -14,9 +14,9 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
-from tilewise.dispatch import Dispatcher, Registry
+from tilewise.dispatch import Dispatcher, Priority, Registry
 from tilewise.dispatch.chooser import served_by
-from tilewise.dispatch.padding import aligned, copy_us
+from tilewise.dispatch.padding import COPY_US, aligned, copy_us
 from tilewise.engines import Build
 from tilewise.ops.builder import load_pool
 from tilewise.ops.contract import all_ops, get_op
@@ -26,6 +26,7 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.choice import Ranked, Ranking
 
 X86 = load_arch("x86_avx512")
+H200 = load_arch("sm_90", "H200")
 
 
 class Oracle:
@@ -184,6 +185,33 @@ def test_choices_are_remembered_until_the_registry_changes() -> None:
     changed = dispatcher.select(PROBLEMS[0])
     assert changed is not first
     assert dispatcher.select(PROBLEMS[0]) is changed
+
+
+def test_a_choice_that_grew_stale_while_it_was_made_is_not_kept() -> None:
+    registry = registry_of("gemm", X86, 20)
+    us = random_times(registry)
+    late = next(k for k in registry if registry.op.why_unusable(k, PROBLEMS[0], X86) is None)
+
+    class Interrupted(Oracle):
+        def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
+            times = super().predict_us(problem, kernels, arch)
+            if registry.priority_of(late) == Priority.NORMAL:  # as another thread would
+                registry.declare(late, priority="high")
+                assert dispatcher.select(PROBLEMS[0]).kernel == late
+            return times
+
+    us[late.name] = 5000.0
+    dispatcher = Dispatcher(registry, rankers=[Interrupted(us)])
+    dispatcher.select(PROBLEMS[0])
+    assert dispatcher.select(PROBLEMS[0]).kernel == late
+
+
+def test_padding_costs_its_launches() -> None:
+    small, larger = GemmProblem(m=8, n=8, k=9), GemmProblem(m=8, n=8, k=16)
+    assert copy_us(small, small, H200) == 0
+    assert copy_us(small, larger, H200) > 5 * COPY_US
+    long = copy_us(replace(small, m=1 << 20), replace(larger, m=1 << 20), H200)
+    assert long > 10 * COPY_US
 
 
 def test_the_head_of_a_ranking_and_empty_problems() -> None:

@@ -150,12 +150,18 @@ def test_gradients_on_a_cpu_by_hand() -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weight"])
 @pytest.mark.parametrize(
-    "layer", [{}, {"stride_h": 2, "stride_w": 3}, {"dilation_d": 2, "z": 2, "d": 9}]
+    "layer",
+    [
+        {},
+        {"stride_h": 2, "stride_w": 3},
+        {"dilation_d": 2, "z": 2, "d": 9},
+        {"y": 1, "x": 1},
+        {"y": 1, "x": 1, "h": 3, "w": 3, "pad_h": 1, "pad_w": 1, "stride_h": 2, "stride_w": 2},
+    ],
 )
 def test_convolution_features_agree_with_the_problem(direction: str, layer: dict[str, int]) -> None:
-    problem = ConvProblem(
-        direction=direction, n=3, c=32, k=64, g=4, h=17, w=23, y=3, x=3, dtype="bf16", **layer
-    )
+    sizes = {"n": 3, "c": 32, "k": 64, "g": 4, "h": 17, "w": 23, "y": 3, "x": 3, **layer}
+    problem = ConvProblem(direction=direction, dtype="bf16", **sizes)
     kernel = VendorKernel(op_name=problem.op, library="torch")
     v = values_of(CONV, problem, kernel)
     view = problem.gemm

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 import tilewise as tw  # noqa: E402
 from tilewise.core.arch import load_arch  # noqa: E402
+from tilewise.dispatch.operands import prepare  # noqa: E402
 from tilewise.dispatch.padding import irregular  # noqa: E402
-from tilewise.engines import get_engine, triton_launch  # noqa: E402
+from tilewise.engines import Build, get_engine, triton_launch  # noqa: E402
 from tilewise.engines.triton import TritonPlan  # noqa: E402
 from tilewise.errors import BuildError  # noqa: E402
 from tilewise.ops.gemm.arguments import Epilogue  # noqa: E402
@@ -224,9 +225,70 @@ def test_a_kernel_that_does_not_compile_is_passed_over(
     torch.testing.assert_close(result.out, a @ b, rtol=2e-2, atol=2e-2)
 
 
-def test_padded_products_pad_the_bias_too(here: None) -> None:
-    from tilewise.dispatch.operands import prepare
+@pytest.mark.parametrize("refused", ["by the compiler", "by the driver"])
+def test_a_kernel_that_cannot_be_had_is_not_taken_for_built(
+    refused: str, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = registry(POINTER, SPLIT)
+    a, b, _ = operands()
+    first = ours.select(PROBLEM).kernel
+    execute = Computing.execute
 
+    class Image:
+        def _init_handles(self) -> None:
+            raise RuntimeError("device kernel image is invalid")
+
+    def failing(self: Computing, *args: Any) -> None:
+        if self.kernel == first and refused == "by the compiler":
+            raise BuildError("does not compile")
+        if self.kernel == first:
+            triton_launch._load(Image(), first.name)
+        execute(self, *args)
+
+    monkeypatch.setattr(Computing, "execute", failing)
+    result = ours.run(PROBLEM, a, b)
+    assert result.kernel != first
+    torch.testing.assert_close(result.out, a @ b, rtol=2e-2, atol=2e-2)
+    build = ours.build_of(first)
+    if refused == "by the compiler":
+        assert build is not None and build.status == "compile_error"
+    else:
+        assert build is None
+    assert ours.build_of(result.kernel) == Build(kernel=result.kernel, status="ok")
+    known = Build(kernel=result.kernel, status="ok", seconds=3.0)
+    ours._builds[result.kernel] = known
+    ours.run(PROBLEM, a, b)
+    assert ours.build_of(result.kernel) is known
+
+
+def test_objects_are_made_for_the_device_not_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, file in (((12, 0), "sm_80"), ((10, 3), "sm_100"), ((9, 0), "sm_90")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
+        target = triton_launch.live_target(load_arch(file))
+        assert (target.backend, target.arch) == ("cuda", 10 * capability[0] + capability[1])
+    assert triton_launch.live_target(load_arch("gfx942")).arch == "gfx942"
+
+
+def test_copies_follow_the_tensors_of_each_call(here: None) -> None:
+    ours = registry(SPECIALISED)
+    shifted = torch.randn(64, 136).bfloat16()[:, 1:129]
+    _, b, _ = operands()
+    columns = torch.randn(96, 136).bfloat16()[:, 1:129].t()
+    plan, _ = ours.dispatcher.execute(PROBLEM, prepare(ours.op, PROBLEM, (shifted, b)))
+    whole = prepare(ours.op, PROBLEM, (torch.randn(64, 128).bfloat16(), columns))
+    plan.execute(whole.operands, whole.out)
+    torch.testing.assert_close(whole.out, whole.operands[0] @ columns, rtol=2e-2, atol=2e-2)
+
+
+def test_priorities_hold_for_irregular_tensors(here: None) -> None:
+    ours = registry(POINTER)
+    ours.declare([SPECIALISED, SPLIT], priority="high")
+    for a, is_regular in views().values():
+        chosen = ours.run(PROBLEM, a, operands()[1]).kernel
+        assert chosen in (SPECIALISED, SPLIT), is_regular
+
+
+def test_padded_products_pad_the_bias_too(here: None) -> None:
     problem = tw.GemmProblem(m=8, n=3, k=5, dtype="bf16", layout="rrr")
     a, b = torch.randn(8, 5).bfloat16(), torch.randn(5, 3).bfloat16()
     bias = torch.randn(3).bfloat16()

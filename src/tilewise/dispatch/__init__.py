@@ -57,7 +57,8 @@ def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | Non
 
 def live_arch(tensor: Any) -> Arch:
     """The architecture of the device that holds `tensor`."""
-    return detect("cpu" if view(tensor).device == "cpu" else "gpu")
+    device = view(tensor).device
+    return detect("cpu") if device == "cpu" else detect("gpu", int(device.removeprefix("cuda:")))
 
 
 def run(problem: Problem, *tensors: Any, out: Any = None) -> Result:

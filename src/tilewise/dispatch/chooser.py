@@ -63,12 +63,14 @@ class Chooser:
         """The choice for a problem that is not empty; None where no kernel can serve."""
         if self._version != self.registry.version:
             self._forget()
+        version = self._version
         choice = self._choose(problem, deterministic)
         if choice is not None:
             with self._lock:
-                if len(self._choices) >= REMEMBERED:
-                    self._choices.clear()
-                self._choices[problem, deterministic] = choice
+                if version == self._version:  # else kernels were declared while it was made
+                    if len(self._choices) >= REMEMBERED:
+                        self._choices.clear()
+                    self._choices[problem, deterministic] = choice
         return choice
 
     def rejected(self, problem: Problem, deterministic: bool = False) -> dict[str, str]:
@@ -96,7 +98,7 @@ class Chooser:
             self._choices.clear()
 
     def _pool(self, dtype: str) -> Pool:
-        pool = self._pools.get(dtype)
+        version, pool = self._version, self._pools.get(dtype)
         if pool is None:
             every = self.registry.kernels
             kernels = tuple(k for k in every if getattr(k, "dtype", dtype) in served_by(dtype))
@@ -105,7 +107,9 @@ class Chooser:
                 np.array([-int(self.registry.priority_of(k)) for k in kernels], np.int64),
                 np.array([k.engine == "vendor" for k in kernels], bool),
             )
-            self._pools[dtype] = pool
+            with self._lock:
+                if version == self._version:
+                    self._pools[dtype] = pool
         return pool
 
     def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:

@@ -19,7 +19,9 @@ from tilewise.dispatch.operands import Call, prepare
 from tilewise.dispatch.padding import (
     WIDE_BYTES,
     CopyingPlan,
+    calls_us,
     copied_bytes,
+    irregular,
     plan_for,
 )
 from tilewise.dispatch.registry import Registry
@@ -38,8 +40,6 @@ from tilewise.selection.choice import Choice, Ranker
 log = logging.getLogger("tilewise")
 
 REMEMBERED_PLANS = 4096
-COPY_US = 5.0
-"""What a copy costs besides moving the bytes: another launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +161,14 @@ class Dispatcher:
             more = vectors if plan.epilogue is not None else ()
             try:
                 plan.execute((*call.operands, *more), call.out)
+                self.registry.note_build(Build(kernel=plan.kernel, status="ok"))
                 return plan, choice
             except (BuildError, ExecutionError) as error:
                 if choice.kernel.engine == "vendor":
                     raise
+                if isinstance(error, BuildError):
+                    failure = Build(kernel=plan.kernel, status="compile_error", message=str(error))
+                    self.registry.note_build(failure)
                 self._tell_once(f"{choice.kernel.name} failed and is left out: {error}")
             rest = tuple(r for r in choice.ranking if r.kernel != choice.kernel)
             next_kernel = rest[0].kernel if rest else self._vendor(choice.problem)
@@ -192,11 +196,13 @@ class Dispatcher:
     def _fitting(self, choice: Choice, call: Call, epilogue: Any) -> tuple[Plan, Choice]:
         """The kernel that is fastest on the call's tensors, copying those it cannot reach."""
         tensors = (*call.operands, call.out)
-        copy_us = COPY_US + 2 * copied_bytes(tensors) / (self.registry.arch.memory_gb_s * 1e3)
+        copy_us = calls_us(len(irregular(tensors)), copied_bytes(tensors), self.registry.arch)
         kernels = [ranked.kernel for ranked in choice.ranking]
         start = kernels.index(choice.kernel) if choice.kernel in kernels else len(kernels)
         best: tuple[float, Plan | None] = (inf, None)
         for ranked in choice.ranking[start:]:  # those before could not be had
+            if best[1] is not None and not self._is_level(choice, best[1].kernel, ranked.kernel):
+                break
             if ranked.predicted_us >= best[0]:
                 continue
             plan = self._plan_or_none(ranked.kernel, choice.problem, epilogue)
@@ -214,6 +220,12 @@ class Dispatcher:
             found = get_engine("vendor").plan(kernel, choice.problem, self.registry.arch)
         why = "strides or addresses of the tensors count"
         return found, replace(choice, kernel=found.kernel, reason=f"{choice.reason}; {why}")
+
+    def _is_level(self, choice: Choice, one: Kernel, other: Kernel) -> bool:
+        """Whether time decides between two kernels: neither priority nor the ranking's order."""
+        priority = self.registry.priority_of
+        is_vendor_last = choice.path == AnalyticRanker.path and other.engine == "vendor"
+        return priority(one) == priority(other) and not is_vendor_last
 
     def _plan_or_none(self, kernel: Kernel, problem: Problem, epilogue: Any) -> Plan | None:
         if is_foreign(kernel.engine) or get_engine(kernel.engine).why_unavailable() is not None:
@@ -280,7 +292,6 @@ class Dispatcher:
                 failed.append(f"{kernel.name}: {why.splitlines()[0]}")
                 self._tell_once(f"kernels are passed over: {why}")
                 continue
-            self.registry.note_build(Build(kernel=kernel, status="ok"))
             if failed:
                 reason = f"{choice.reason}; {len(failed)} before it could not be had"
                 path = "vendor" if kernel.engine == "vendor" else choice.path

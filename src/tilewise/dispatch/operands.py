@@ -31,6 +31,10 @@ class Call:
         """The result, moved into the caller's tensor where the plan could not write there."""
         if "out" in self.copied:
             self.result[...] = self.out.reshape(self.result.shape)
+        elif is_torch(self.result):
+            from torch.autograd.graph import increment_version
+
+            increment_version(self.result)  # autograd must know what a kernel has overwritten
         return self.result
 
 

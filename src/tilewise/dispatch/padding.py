@@ -14,6 +14,10 @@ from tilewise.engines import Engine, Plan
 from tilewise.ops.contract import Op
 
 WIDE_BYTES = 16
+COPY_US = 5.0
+"""What a copy or a fill costs besides moving the bytes: another launch."""
+_PADDING_CALLS = 5
+"""Two operands are cleared and filled, and the result is moved."""
 
 
 def aligned(op: Op, kernel: Kernel, problem: Problem) -> Problem:
@@ -28,7 +32,12 @@ def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
     """What moving the operands and the result costs; nothing where sizes fit."""
     if larger == problem:
         return 0.0
-    return 2 * (problem.bytes + larger.bytes) / (arch.memory_gb_s * 1e3)
+    return calls_us(_PADDING_CALLS, problem.bytes + larger.bytes, arch)
+
+
+def calls_us(calls: int, moved_bytes: int, arch: Arch) -> float:
+    """What so many copies and fills cost that read and write so many bytes."""
+    return calls * COPY_US + 2 * moved_bytes / (arch.memory_gb_s * 1e3)
 
 
 def plan_for(
@@ -87,18 +96,15 @@ class CopyingPlan(Plan):
         self.epilogue = inner.epilogue
         self._inner = inner
         self._storage = op.storage(inner.problem)
-        self._copied = irregular(tensors)
         self.workspace_bytes = inner.workspace_bytes + copied_bytes(tensors)
 
     def ready(self, operands: Sequence[Any], out: Any) -> tuple[list[Any], Any]:
         """The tensors that the kernel sees; values of operands are in them."""
+        tensors = (*operands[: len(self._storage) - 1], out)
+        copied = irregular(tensors)
         *inputs, result = [
-            empty(given, tuple(given.shape), view(given).dtype, storage)
-            if at in self._copied
-            else given
-            for at, (given, storage) in enumerate(
-                zip((*operands[: len(self._storage) - 1], out), self._storage, strict=True)
-            )
+            empty(given, tuple(given.shape), view(given).dtype, storage) if at in copied else given
+            for at, (given, storage) in enumerate(zip(tensors, self._storage, strict=True))
         ]
         for made, given in zip(inputs, operands, strict=False):
             if made is not given:

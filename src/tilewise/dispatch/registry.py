@@ -138,9 +138,12 @@ class Registry:
         CALLS.forget()
 
     def note_build(self, build: Build) -> None:
-        """Remembers what became of a kernel that was built on first use."""
+        """Remembers what became of a kernel on first use; what `build` found out of it stays."""
         with self._lock:
-            self._builds[build.kernel] = build
+            if build.status == "ok":
+                self._builds.setdefault(build.kernel, build)
+            else:
+                self._builds[build.kernel] = build
 
     def build_of(self, kernel: Kernel) -> Build | None:
         """What became of `kernel` in the last build, or None where it was never built."""

@@ -19,8 +19,10 @@ CORE_GB_S = 12.0
 
 
 @cache
-def detect(kind: str = "") -> Arch:
+def detect(kind: str = "", index: int | None = None) -> Arch:
     """The live device: a GPU if there is one, otherwise the CPU; `kind` insists on either.
+
+    Of several GPUs it is the current one, or the one at `index`.
 
     It never fails for want of a GPU unless one is insisted on, nor for want of vector
     instructions: a processor without AVX2 is `cpu_generic`, on which only the vendor's kernels
@@ -35,7 +37,8 @@ def detect(kind: str = "") -> Arch:
         raise ArchError(f"no GPU that tilewise can use: {why}")
     import torch
 
-    return gpu_arch(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    at = torch.cuda.current_device() if index is None else index
+    return gpu_arch(torch.cuda.get_device_properties(at))
 
 
 @cache

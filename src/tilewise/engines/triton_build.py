@@ -27,8 +27,11 @@ def launch_module(op: str) -> Any:
     return import_module(f"tilewise.ops.{get_op(op).folder.name}.launch")
 
 
-def compile_source(source: Source, arch: Arch) -> Any:
-    """Triton's compiled kernel; Triton's own cache makes a second call cheap."""
+def compile_source(source: Source, arch: Arch, target: Any = None) -> Any:
+    """Triton's compiled kernel, for `arch` or for another `target` that runs its kernels.
+
+    Triton's own cache makes a second call cheap.
+    """
     import triton
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -43,7 +46,7 @@ def compile_source(source: Source, arch: Arch) -> Any:
     options = {name: value for name, value in source.options.items() if value is not None}
     return triton.compile(
         kind(function, signature, source.constants, attributes),
-        target=target_of(arch),
+        target=target or target_of(arch),
         options=options,
     )
 
@@ -174,10 +177,10 @@ def _build_batch(
                 continue
 
 
-def compile_or_raise(source: Source, arch: Arch, name: str) -> Any:
+def compile_or_raise(source: Source, arch: Arch, name: str, target: Any) -> Any:
     """The compiled kernel; the compiler's refusal as a BuildError."""
     try:
-        return compile_source(source, arch)
+        return compile_source(source, arch, target)
     except Exception as error:
         raise BuildError(f"{name} does not compile for {arch.name}", log=str(error)) from error
 

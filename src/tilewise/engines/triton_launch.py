@@ -14,6 +14,7 @@ from tilewise.engines.triton_build import (
     over_limit,
     resources_of,
     source_key,
+    target_of,
 )
 from tilewise.errors import ExecutionError, TensorError
 from tilewise.ops.launch import Descriptor, Launch, Pointer, Scratch, Source
@@ -151,7 +152,10 @@ class Descriptors(dict[int, Any]):
         if len(self) >= MAX_REMEMBERED_DESCRIPTORS:
             self.clear()
         shape, strides = self._descriptor.shape, self._descriptor.strides
-        made = self[address] = self._fill(address, *self._box, shape, strides, 0)
+        try:
+            made = self[address] = self._fill(address, *self._box, shape, strides, 0)
+        except RuntimeError as error:
+            raise ExecutionError(f"TMA cannot address {shape} by {strides}: {error}") from error
         return made
 
 
@@ -220,11 +224,11 @@ class Loaded:
     """A compiled kernel on the device, with a launcher that takes only what the kernel reads."""
 
     def __init__(self, source: Source, arch: Arch, name: str) -> None:
-        compiled = compile_or_raise(source, arch, name)
+        compiled = compile_or_raise(source, arch, name, live_target(arch))
         broken = over_limit(resources_of(compiled, arch), arch)
         if broken:
             raise ExecutionError(f"{name} is over a limit: {broken}")
-        compiled._init_handles()
+        _load(compiled, name)
         self.compiled = compiled
         self.function = compiled.function
         self.fixed: tuple[Any, ...] = (compiled.packed_metadata, None, None, None)
@@ -254,6 +258,31 @@ class Loaded:
             return launch
         self.fixed = (None, *self.fixed)
         return partial(launch, False)  # HIP asks for cooperation first, and knows one scratch
+
+
+def live_target(arch: Arch) -> Any:
+    """What to compile for on the current device, where `arch` may be the file nearest to it.
+
+    Objects run on their own generation only: a GPU of 12.0 takes kernels that are legal on sm_80,
+    but compiled for itself.
+    """
+    import torch
+    from triton.backends.compiler import GPUTarget
+
+    if arch.vendor != "nvidia":
+        return target_of(arch)
+    major, minor = torch.cuda.get_device_capability()
+    return GPUTarget("cuda", 10 * major + minor, arch.warp_size)
+
+
+def _load(compiled: Any, name: str) -> None:
+    """Puts a compiled kernel on the current device; the driver's refusal as an ExecutionError."""
+    from triton.runtime.errors import TritonError
+
+    try:
+        compiled._init_handles()
+    except (RuntimeError, TritonError) as error:
+        raise ExecutionError(f"{name} cannot be loaded: {error}") from error
 
 
 _LOADED: dict[Any, Loaded] = {}

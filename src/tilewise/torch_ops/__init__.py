@@ -22,21 +22,13 @@ from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.library import is_watched, modes, transform
-from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_foreign, why_theirs
+from tilewise.torch_ops.library import is_deterministic, is_watched, modes, transform
+from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_not_plain, why_theirs
 
 _is_traced = torch.compiler.is_dynamo_compiling
 """Asked before anything that cannot be traced; tracing of other kinds shows in `_is_compiling`."""
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-
-_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
-}
 
 
 def _is_plain(*tensors: Tensor | None) -> bool:
@@ -60,7 +52,7 @@ def _why_theirs(*tensors: Any) -> str | None:
             raise TensorError("an array and a tensor are of two libraries; convert one of them")
     if transform() is not None:  # operators made in Python take no part in torch.func
         return "tensors under a transform of torch.func"
-    return why_foreign(*given) or why_theirs(*given)
+    return why_not_plain(*given) or why_theirs(*given)
 
 
 def refuse_gradient(what: str, *tensors: Any) -> None:
@@ -81,7 +73,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
     try:
         key = (
             *(a.shape, b.shape, (a.data_ptr() | b.data_ptr()) & 15, _is_grad_enabled()),
-            deterministic or _is_deterministic(),
+            deterministic or is_deterministic(),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
     except RuntimeError:  # neither strided nor with memory of its own
@@ -122,7 +114,7 @@ def _matmul_into(a: Any, b: Any, out: Any, deterministic: bool) -> Tensor:
     try:
         key = (
             *("into", a.shape, b.shape, (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15),
-            *(_is_grad_enabled(), deterministic or _is_deterministic()),
+            *(_is_grad_enabled(), deterministic or is_deterministic()),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
     except RuntimeError:
@@ -160,14 +152,14 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     if _is_traced():
         products.check_activation(name)
         if not has_kernels(x, weight):
-            return _ACTIVATE[name](functional.linear(x, weight, bias))
+            return products.their_linear(name, x, weight, bias)
         return _layer(x, weight, bias, name)
     if type(x) not in PLAIN or type(weight) not in PLAIN:
         return _linear(x, weight, bias, name)
     try:
         key = (
             *(x.shape, weight.shape, (x.data_ptr() | weight.data_ptr()) & 15, _is_grad_enabled()),
-            *(_is_deterministic(), x.dtype is torch.float32 and products.rounds_to_tf32()),
+            *(is_deterministic(), x.dtype is torch.float32 and products.rounds_to_tf32()),
             *(bias is None, name),
         )
     except RuntimeError:
@@ -196,7 +188,7 @@ def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
     if name != "none" and _is_grad_enabled():  # its backward pass wants what was activated
-        return _ACTIVATE[name](operators.linear(x, weight, bias, "none"))
+        return products.ACTIVATE[name](operators.linear(x, weight, bias, "none"))
     return operators.linear(x, weight, bias, name)
 
 

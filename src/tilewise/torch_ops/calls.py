@@ -13,21 +13,13 @@ from torch.autograd.graph import increment_version
 
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
-from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.dispatch import Dispatcher, default_dispatcher, live_arch
 from tilewise.dispatch.operands import Call, prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Plan
+from tilewise.errors import ArchError, TensorError
 from tilewise.ops.contract import get_op
 from tilewise.torch_ops.theirs import tell_once
-
-TORCH_DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int32": torch.int32,
-}
-"""What a result may be."""
 
 
 def allocator(
@@ -77,13 +69,17 @@ class Work:
 def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     """Chooses, runs, and remembers the way for the next call under `key`."""
     generation = CALLS.generation
-    if work.theirs is not None and is_capturing(tensors[0]):
-        tell_once(
-            "a CUDA graph is being captured, and some call in it was never made before: PyTorch's "
-            "kernel goes into the graph. Run the model once before capturing it"
-        )
+    if is_capturing(tensors[0]):
+        new = "a CUDA graph is being captured, and some call in it was never made before"
+        if work.theirs is None:
+            raise TensorError(f"{new}; run the model once before capturing it")
+        tell_once(f"{new}: PyTorch's kernel goes into the graph. Run the model once before")
         return work.theirs(*tensors)
-    dispatcher = default_dispatcher(work.problem.op, live_arch(tensors[0]))
+    dispatcher = _dispatcher(work, tensors[0])
+    if dispatcher is None:
+        assert work.theirs is not None
+        CALLS.keep(key, work.theirs, generation)
+        return work.theirs(*tensors)
     options: dict[str, Any] = {"deterministic": work.deterministic, "epilogue": work.epilogue}
     plan, choice = dispatcher.plan(work.problem, **options)
     if choice.kernel.engine == "vendor" and work.theirs is not None:
@@ -101,6 +97,17 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     assert ready is not None
     CALLS.keep(key, ready, generation)
     return out
+
+
+def _dispatcher(work: Work, tensor: Tensor) -> Dispatcher | None:
+    """Whose kernels serve on the tensor's device; None where that is for PyTorch alone to do."""
+    try:
+        return default_dispatcher(work.problem.op, live_arch(tensor))
+    except ArchError as error:
+        if work.theirs is None:
+            raise
+        tell_once(f"left to PyTorch: {error}")
+        return None
 
 
 def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Callable[..., Tensor]:
@@ -149,15 +156,18 @@ def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tenso
 
     Gives `again(*tensors, out)` for tensors stored like these, or None where some were copied.
     """
-    dispatcher = default_dispatcher(work.problem.op, live_arch(tensors[0]))
-    op, problem = dispatcher.registry.op, work.problem
+    dispatcher, problem = _dispatcher(work, tensors[0]), work.problem
+    if dispatcher is None:
+        assert work.theirs is not None
+        work.theirs(*tensors, out=out)
+        return None
+    op = dispatcher.registry.op
     if problem.is_empty:
         dispatcher.run(problem, *tensors, out=out)
         return None
     call = prepare(op, problem, tensors, out)
     plan, choice = dispatcher.execute(problem, call, deterministic=work.deterministic)
     call.finish()
-    increment_version(out)
     if call.copied or call.out is not out or not all(map(_is_same, tensors, call.operands)):
         return None
     launch = plan.launcher(call.operands, out)

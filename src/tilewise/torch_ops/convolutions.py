@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewise.core.tensors import view
+from tilewise.core.tensors import torch_dtype, view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.conv.infer import from_shapes, layout_of
-from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first
+from tilewise.torch_ops.calls import Work, allocator, first
+from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 """Stride, padding, dilation and groups."""
-
-_is_deterministic = torch._C._get_deterministic_algorithms
 
 
 def convolution(
@@ -60,7 +59,7 @@ def _call(
             *(first_one.dtype, second.dtype, first_one.device, second.device, size, layer),
             None if bias is None else (bias.dtype, bias.device),
             (first_one.data_ptr() | second.data_ptr()) & 15,
-            deterministic or _is_deterministic(),
+            deterministic or is_deterministic(),
         )
     except RuntimeError:
         key = None
@@ -97,7 +96,7 @@ def _first(
         direction=direction,
     )
     shape = result_shape(x, w, layer) if direction == "fwd" else size
-    kind = TORCH_DTYPES[problem.out_dtype]
+    kind = torch_dtype(problem.out_dtype, one.device)
     result = allocator(shape, dense_strides(shape, problem.layout), kind, one.device)
     if problem.is_empty:
         return theirs(*tensors) if one.dtype in NATIVE else result().zero_()

@@ -14,6 +14,7 @@ _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many modes see every call."""
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 """The innermost transform of torch.func, or None."""
 

@@ -11,25 +11,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tilewise.core.tensors import torch_dtype
 from tilewise.dispatch.calls import has_product, product_of_any
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer
-from tilewise.torch_ops.calls import TORCH_DTYPES, Work, allocator, first, into
+from tilewise.torch_ops.calls import Work, allocator, first, into
+from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What PyTorch multiplies as it is."""
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
-    "gelu": lambda x: x.copy_(functional.gelu(x)),
     "silu": partial(functional.silu, inplace=True),
 }
-"""Activations in place."""
-
-_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+"""Of results that nobody has seen yet; PyTorch has no gelu in place."""
 
 
 def matmul_key(a: Tensor, b: Tensor, deterministic: bool = False) -> Any:
@@ -38,7 +42,7 @@ def matmul_key(a: Tensor, b: Tensor, deterministic: bool = False) -> Any:
     return (
         *(a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device),
         (a.data_ptr() | b.data_ptr()) & 15,
-        deterministic or _is_deterministic(),
+        deterministic or is_deterministic(),
         kind is torch.float32 and rounds_to_tf32(),
     )
 
@@ -73,16 +77,16 @@ def _first_matmul(key: Any, a: Tensor, b: Tensor) -> Tensor:
 
 def _product(key: Any, a: Tensor, b: Tensor) -> Work:
     """What is behind a call of two matrices or batches."""
-    *_, is_deterministic, is_tf32 = key
+    *_, deterministic, is_tf32 = key
     problem = infer(a, b)
     if is_tf32 and a.is_cuda:
         problem = replace(problem, dtype="tf32")
     shape = (*a.shape[:-1], b.shape[-1])
     return Work(
         problem=problem,
-        allocate=_allocate(shape, TORCH_DTYPES[problem.out_dtype], a),
+        allocate=_allocate(shape, torch_dtype(problem.out_dtype, a.device), a),
         theirs=torch.matmul if a.dtype in NATIVE else None,
-        deterministic=is_deterministic,
+        deterministic=deterministic,
     )
 
 
@@ -93,7 +97,7 @@ def linear_key(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     return (
         *(x.shape, weight.shape, x.stride(), weight.stride(), kind, weight.dtype),
         *(x.device, weight.device, (x.data_ptr() | weight.data_ptr()) & 15),
-        *(extra, activation, _is_deterministic()),
+        *(extra, activation, is_deterministic()),
         kind is torch.float32 and rounds_to_tf32(),
     )
 
@@ -113,7 +117,7 @@ def linear(
 
 
 def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    *_, activation, is_deterministic, is_tf32 = key
+    *_, activation, deterministic, is_tf32 = key
     check_activation(activation)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     theirs = partial(their_linear, activation)
@@ -141,7 +145,7 @@ def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
         problem=problem,
         allocate=_allocate((*x.shape[:-1], n), x.dtype, x),
         theirs=theirs,
-        deterministic=is_deterministic,
+        deterministic=deterministic,
         operands=operands,
         seen=lambda out: out.view(rows, n),
         epilogue=None
@@ -163,7 +167,10 @@ def _finish_linear(
 ) -> None:
     if bias is not None:
         out += bias
-    ACTIVATE[activation](out)
+    if activation in _IN_PLACE:
+        _IN_PLACE[activation](out)
+    else:
+        out.copy_(ACTIVATE[activation](out))
 
 
 def check_activation(activation: str) -> None:
@@ -203,11 +210,6 @@ def _why(*tensors: Tensor) -> str:
 
 def rounds_to_tf32() -> bool:
     """Whether PyTorch may round fp32 operands on GPUs."""
-    return _fp32_precision() == "tf32"
-
-
-def _fp32_precision() -> str:
     if hasattr(torch._C, "_get_fp32_precision_getter"):
-        found: str = torch._C._get_fp32_precision_getter("cuda", "matmul")
-        return found
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
+    return bool(torch.backends.cuda.matmul.allow_tf32)

@@ -13,10 +13,11 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
+from tilewise.ops.gemm.vendor import scaled_operands
 from tilewise.torch_ops.calls import Work, first
 from tilewise.torch_ops.theirs import FP8
 
-RESULTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def scaled_matmul(
@@ -49,8 +50,8 @@ def scaled_matmul(
 
 
 def _check(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> None:
-    if out_dtype not in RESULTS:
-        raise TensorError(f"out_dtype is {out_dtype}; use {', '.join(map(str, RESULTS))}")
+    if out_dtype not in OUT_DTYPES:
+        raise TensorError(f"out_dtype is {out_dtype}; use {', '.join(map(str, OUT_DTYPES))}")
     if a.dim() != 2 or b.dim() != 2:
         raise TensorError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; pass matrices")
     if a.dtype not in FP8 or b.dtype != a.dtype:
@@ -94,7 +95,7 @@ def _first(key: Any, tensors: tuple[Tensor, ...]) -> Tensor:
     a, b = tensors[:2]
     *_, is_rows, has_bias, out_dtype = key
     work = Work(
-        problem=infer(a, b, out_dtype=RESULTS[out_dtype]),
+        problem=infer(a, b, out_dtype=OUT_DTYPES[out_dtype]),
         allocate=partial(torch.empty, (a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device),
         theirs=partial(_theirs, out_dtype, is_rows),
         operands=lambda a, b, *rest: (a, b),
@@ -119,7 +120,11 @@ def _theirs(out_dtype: torch.dtype, is_rows: bool, a: Tensor, b: Tensor, *rest: 
     if has_routine and FP8[a.dtype] == "fp8" and out_dtype == torch.bfloat16:
         scales = (left[:, None], right[None, :]) if is_rows else (left[0], right[0])
         result: Tensor = torch._scaled_mm(
-            a, b, *scales, bias=bias[0] if bias else None, out_dtype=out_dtype, use_fast_accum=True
+            *scaled_operands(a, b),
+            *scales,
+            bias=bias[0] if bias else None,
+            out_dtype=out_dtype,
+            use_fast_accum=True,
         )
         return result
     return _scale(a.float() @ b.float(), out_dtype, a, b, *rest)

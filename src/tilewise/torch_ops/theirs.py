@@ -30,8 +30,11 @@ _told: set[str] = set()
 
 
 def has_kernels(*tensors: torch.Tensor) -> bool:
-    """Whether tilewise has kernels for such tensors; simple enough to be traced."""
-    return all(
+    """Whether tilewise has kernels for such tensors; simple enough to be traced.
+
+    Transforms of torch.func differentiate PyTorch's operators, and none made in Python.
+    """
+    return not torch._C._are_functorch_transforms_active() and all(
         t.dtype in OPERANDS and t.layout == torch.strided and t.device.type in DEVICES
         for t in tensors
     )
@@ -56,7 +59,7 @@ def why_theirs(*tensors: torch.Tensor) -> str | None:
     return None
 
 
-def why_foreign(*tensors: torch.Tensor) -> str | None:
+def why_not_plain(*tensors: torch.Tensor) -> str | None:
     """Why tensors are neither plain nor stand-ins for plain ones, or None."""
     for tensor in tensors:
         if type(tensor) not in PLAIN and not _is_stand_in(tensor):

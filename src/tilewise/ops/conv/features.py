@@ -115,7 +115,7 @@ _PROBLEM_FEATURES = {
     "filter_area": "taps",
     "is_1x1_conv": "taps == 1",
     "is_3x3_conv": "p_y == 3 and p_x == 3",
-    "is_pointwise": "taps == 1 and in_pixels == out_pixels",
+    "is_pointwise": "taps == 1 and p_pad_d + p_pad_h + p_pad_w == 0 and in_pixels == out_pixels",
     "is_3d": "p_d > 1 or p_z > 1 or p_pad_d > 0",
     "is_strided": "p_stride_d > 1 or p_stride_h > 1 or p_stride_w > 1",
     "is_dilated": "p_dilation_d > 1 or p_dilation_h > 1 or p_dilation_w > 1",

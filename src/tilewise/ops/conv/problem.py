@@ -146,7 +146,8 @@ class ConvProblem(Problem):
     @property
     def is_pointwise(self) -> bool:
         """Whether the filter is 1x1, unpadded and unstrided: a plain GEMM per group."""
-        return self.taps == 1 and self.in_pixels == self.out_pixels
+        is_padded = self.pad_d or self.pad_h or self.pad_w
+        return self.taps == 1 and not is_padded and self.in_pixels == self.out_pixels
 
     @property
     def input_elements(self) -> int:

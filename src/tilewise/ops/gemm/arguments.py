@@ -15,8 +15,8 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu")
 SCALINGS = ("none", "tensor", "row")
 A, B, C, BIAS, A_SCALE, B_SCALE = range(6)
 """Positions of the tensors of a call."""
-SMALL_STRIDE = 2**22
-"""Up to here a tile's offsets fit in 32 bits."""
+SMALL_STRIDE = 2**20
+"""Below this the offsets of a tile with sides up to 2048 fit in 32 bits."""
 
 Strides = tuple[int, int, int]
 """Of batch, row and column, in elements; a batch of one has stride 0."""

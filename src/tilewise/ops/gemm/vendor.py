@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewise.ops.gemm.problem import GemmProblem
+
+_PRECISION = threading.Lock()
 
 
 def bind_numpy(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
@@ -35,9 +38,9 @@ def bind_torch(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Calla
     if problem.dtype == "tf32" and on_gpu:
         return lambda: _matmul_tf32(a, b, out)
     if problem.dtype == "fp8" and on_gpu and scaled_mm_fits(problem):
-        one = torch.ones((), device=a.device)
+        one, own = torch.ones((), device=a.device), {"out": out} if _is_regular(out) else {}
         return lambda: torch._scaled_mm(
-            a, b, one, one, out_dtype=out.dtype, use_fast_accum=True, out=out
+            *scaled_operands(a, b), one, one, out_dtype=out.dtype, use_fast_accum=True, **own
         )
     wide = torch.float32 if problem.dtype != "int8" or on_gpu else torch.int32
     if problem.dtype == "int8" and on_gpu and problem.batch == 1 and _int_mm_fits(problem):
@@ -52,16 +55,37 @@ def scaled_mm_fits(problem: GemmProblem) -> bool:
     return p.batch == 1 and p.layout == "rcr" and p.n % 16 == 0 and p.k % 16 == 0
 
 
+def scaled_operands(a: Any, b: Any) -> tuple[Any, Any]:
+    """A and B where cuBLAS can read them: rows of A and columns of B at multiples of 16 bytes."""
+    import torch
+
+    left, right = (
+        t if _is_regular(t) else t.clone(memory_format=torch.contiguous_format) for t in (a, b.t())
+    )
+    return left, right.t()
+
+
+def _is_regular(tensor: Any) -> bool:
+    pitches = [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s != 1]
+    unit = 16 // tensor.element_size()
+    return not tensor.data_ptr() % 16 and not any(pitch % unit or not pitch for pitch in pitches)
+
+
 def _int_mm_fits(problem: GemmProblem) -> bool:
     return problem.m > 16 and problem.k % 8 == 0 and problem.n % 8 == 0
 
 
 def _matmul_tf32(a: Any, b: Any, out: Any) -> Any:
+    """PyTorch takes the precision from one setting of the process, which is put back after."""
     import torch
 
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        return torch.matmul(a, b, out=out)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    settings = torch.backends.cuda.matmul
+    is_new = hasattr(torch._C, "_get_fp32_precision_getter")
+    name, value = ("fp32_precision", "tf32") if is_new else ("allow_tf32", True)
+    with _PRECISION:
+        before = getattr(settings, name)
+        setattr(settings, name, value)
+        try:
+            return torch.matmul(a, b, out=out)
+        finally:
+            setattr(settings, name, before)
