@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,29 @@ def test_what_was_never_recorded_is_left_out(tmp_path: Path) -> None:
     (shard,) = Store(tape).shards()
     shard.write_bytes(shard.read_bytes()[:-9])
     ended = ended_command(*words, str(file))
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"the shard {shard} cannot be read" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_what_was_measured_in_part_stays_so(tmp_path: Path) -> None:
+    """A replay carries the mark of `--top` along, and a validation is not judged by it."""
+    recording.record(tmp_path / "whole", problem_count=2, kernel_count=2)
+    rows = [replace(r, labels='{"top": 2}') for r in Store(tmp_path / "whole").measurements()]
+    tape, store, file = tmp_path / "tape", tmp_path / "store", tmp_path / "problems.json"
+    write_rows(tape, rows)
+    file.write_text(json.dumps([p.to_dict() for p in recording.problems(2)]))
+    given = ("--op", "gemm", "--problems", str(file), "--replay", str(tape))
+    ended = ended_command("sweep", str(store), *given)
+    assert ended.returncode == 0, ended.stderr
+    assert {r.labels for r in Store(store).measurements()} == {'{"top": 2}'}
+    ended = ended_command("validate", *given)
+    assert ended.returncode == 2
+    assert "only the most promising kernels" in ended.stderr
+    file.write_text(json.dumps([{**recording.problems(1)[0].to_dict(), "top": "layer1"}]))
+    ended = ended_command("sweep", str(tmp_path / "own"), "--op", "gemm", "--problems", str(file))
+    assert ended.returncode == 2
+    assert "rename or drop it" in ended.stderr
 
 
 def test_a_mixed_recording_is_replayed_by_choice_only(tape: Path, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from typer.testing import CliRunner
 
 from tilewise.cli import evaluate, explain, export_c, problems, search, train
 from tilewise.core.measurement import Measurement, Policy, Setting
+from tilewise.core.model import load_model
+from tilewise.errors import FileError, InputError
 from tilewise.learn.dataset import Dataset
 from tilewise.problems.files import read_problems
 from tilewise.sweep.store import write_rows
@@ -132,3 +137,55 @@ def test_a_header_is_written(trained: tuple[Path, dict[str, Any]], tmp_path: Pat
     done = run("export-c", folder, tmp_path / "m.h", "--name", "mine", "--json")
     assert json.loads(done.stdout)["kernels"] > 0
     assert "mine_rank" in (tmp_path / "m.h").read_text()
+    for name in ("1st-model", "2024 run"):
+        run("export-c", folder, tmp_path / "m.h", "--name", name)
+        (word,) = re.findall(r"(\w+)_rank\(", (tmp_path / "m.h").read_text())[:1]
+        assert word.isidentifier()
+
+
+def test_training_spares_what_is_no_models(
+    trained: tuple[Path, dict[str, Any]], store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileError, match=r"no model's \(thesis.txt\)"):
+        run("train", store, "--out", tmp_path, "--trees", 2)
+    with pytest.raises(FileError, match="Not a directory"):
+        run("train", store, "--out", tmp_path / "thesis.txt", "--trees", 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_model_is_replaced_as_a_whole_or_not_at_all(
+    trained: tuple[Path, dict[str, Any]],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(trained[0], folder)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    words = ("train", store, "--out", folder, "--trees", 5, "--folds", 2)
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(FileError, match="No space left"):
+            run(*words)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert run(*words).exit_code == 0
+    assert load_model(folder).forests["rank"].num_trees <= 5
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_too_little_to_learn_from_is_said(small_data: Dataset, tmp_path: Path) -> None:
+    setting = Setting(arch="gfx950", device="made up", toolchain="none", policy=Policy())
+    for name, status, says in (("few", "ok", "3 of 3"), ("failed", "timeout", "0 of 3")):
+        rows = [
+            Measurement.of(p, k, setting, status=status, time_us=5.0 if status == "ok" else None)
+            for p in small_data.problems[:3]
+            for k in small_data.kernels[:4]
+        ]
+        write_rows(tmp_path / name, rows)
+        with pytest.raises(InputError, match=f"{says} problems.*sweep at least 4"):
+            run("train", tmp_path / name, "--out", tmp_path / "model")

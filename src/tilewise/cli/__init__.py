@@ -1,6 +1,6 @@
 """The `tilewise` command: one verb per job, `--json` on every verb.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input.
+Exit codes: 0 done, 1 a check or a kernel failed, 2 bad input: stores and models too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _run() -> None:
     import typer
 
     from tilewise.cli.app import app
-    from tilewise.errors import InputError, TilewiseError
+    from tilewise.errors import InputError, ModelError, StoreError, TilewiseError
 
     # typer carries a click of its own or uses the installed one, depending on its version.
     usage_error: Any = typer.BadParameter.__bases__[0]
@@ -35,7 +35,8 @@ def _run() -> None:
     except usage_error as error:
         _fail(error.format_message(), 2)
     except TilewiseError as error:
-        _fail(str(error), 2 if isinstance(error, InputError) else 1)
+        is_given = isinstance(error, InputError | ModelError | StoreError)
+        _fail(str(error), 2 if is_given else 1)
     except typer.Abort:
         _fail("stopped", 130)
     except BrokenPipeError:

@@ -71,8 +71,14 @@ def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -
         out.print(f"  {numbers}  {row[-1]}", soft_wrap=True)
 
 
+UNKNOWN = 1e15
+"""Predictions beyond this are handicaps of kernels that a model never saw, not times."""
+
+
 def cell(value: Any) -> str:
     """A value as a person wants to read it."""
+    if isinstance(value, float) and value > UNKNOWN:
+        return "unknown"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
     return f"{value:,}" if type(value) is int and abs(value) >= 10_000 else str(value)
@@ -88,8 +94,7 @@ def resolve_arch(name: str | None) -> Arch:
         from tilewise.engines.device import detect
 
         return detect()
-    arch, _, device = name.partition(":")
-    return load_arch(arch, device)
+    return load_arch(name)
 
 
 def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> Problem:

@@ -11,6 +11,7 @@ from tilewise.cli.console import ArchOption, JsonFlag, emit, out
 from tilewise.cli.models import measured_kernels
 from tilewise.errors import FileError
 from tilewise.ops.contract import get_op
+from tilewise.problems.lines import replace_text
 
 
 def export_c(
@@ -32,16 +33,15 @@ def export_c(
     from tilewise.selection.export_c import export_c as render
 
     found = load_model(model)
-    label, _, device = (arch or "").partition(":")
-    figures = found.figures_for(load_arch(label, device) if arch else None)
+    figures = found.figures_for(load_arch(arch) if arch else None)
     pool = measured_kernels(found)
     try:
         if kernels is not None:
             pool = load_kernels(kernels.read_text(), get_op(found.op))
-        text = render(found, pool, figures, name)
-        file.write_text(text)
     except OSError as error:
         raise FileError(f"{error.filename}: {error.strerror}") from None
+    text = render(found, pool, figures, name)
+    replace_text(file, text)
     if as_json:
         return emit({"file": str(file), "kernels": len(pool), "bytes": len(text)})
     return out.print(f"{len(pool)} kernels, {len(text):,} bytes written to {file}")

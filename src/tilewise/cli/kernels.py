@@ -32,6 +32,7 @@ from tilewise.ops.builder import (
     read_config,
 )
 from tilewise.ops.contract import get_op
+from tilewise.problems.lines import replace_text
 
 app = typer.Typer(help="The kernel space.", no_args_is_help=True)
 
@@ -135,13 +136,7 @@ def export(
     kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is no file name; name the file to write")
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.write_text(dump_kernels(kernels))
-        partial.replace(file)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise FileError(f"{file} cannot be written: {error.strerror}") from None
+    replace_text(file, dump_kernels(kernels))
     if as_json:
         return emit({"file": str(file), "kernels": len(kernels)})
     return out.print(f"{len(kernels)} kernels written to {file}")

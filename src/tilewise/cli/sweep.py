@@ -135,7 +135,12 @@ def sweep(
     if top and recording:
         raise InputError("--top chooses what to measure; a --replay holds what was measured")
     why_unusable = recording.why_unusable if recording else None
-    tried = {"top": top} if top else {}
+    tried = recording.tried if recording else {}
+    if not (top or recording) and any("top" in labels for labels in found.labels):
+        raise InputError(
+            "the problems have a column 'top', which marks those of which only the most promising "
+            "kernels are measured, to be learned from alone; rename or drop it, or give --top N"
+        )
     if top:
         from tilewise.selection.shortlist import Shortlist
 
@@ -147,7 +152,12 @@ def sweep(
             options=Options(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),
-            labels=[json.dumps({**labels, **tried}, default=str) for labels in found.labels],
+            labels=[
+                json.dumps({**labels, **({"top": count} if count else {})}, default=str)
+                for labels, count in zip(
+                    found.labels, (tried.get(p.key, top) for p in found.problems), strict=True
+                )
+            ],
             why_unusable=why_unusable,
             on_event=on_event,
         )
@@ -171,7 +181,7 @@ def settled_policy(text: str, kind: str) -> Policy:
 def device_kind(arch: str | None) -> str:
     """`cpu` or `gpu`, without touching the device: that is left to workers."""
     if arch:
-        return load_arch(arch.partition(":")[0]).kind
+        return load_arch(arch).kind
     from tilewise.sweep.device import visible_gpus
 
     return "gpu" if visible_gpus() else "cpu"

@@ -52,6 +52,7 @@ def train(
     as_json: JsonFlag = False,
 ) -> None:
     """Trains a model; equal measurements and seed give equal files."""
+    from tilewise.core.model import check_place
     from tilewise.learn import objectives
     from tilewise.learn.dataset import from_stores
     from tilewise.learn.fit import Trainer
@@ -59,6 +60,7 @@ def train(
     from tilewise.learn.train import save
     from tilewise.learn.train import train as fit
 
+    check_place(folder)  # before the hours of training, not after
     # A product (`sm_90:H200`) gives its figures; a bare name leaves them to the measured device.
     chosen = resolve_arch(arch) if arch and ":" in arch else arch or ""
     data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "")

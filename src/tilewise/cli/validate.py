@@ -75,6 +75,12 @@ def validate(
     for line in found.bad_lines:
         err.print(f"{problems}, {line}")
     session = Session.of(arch, policy, timeout, replay)
+    tried = session.recording.tried if session.recording else {}
+    if count := sum(p.key in tried for p in found.problems):
+        raise InputError(
+            f"of {count} of the {len(found.problems)} problems {replay} holds only the most "
+            "promising kernels (--top), whose best need not be the best; leave them out"
+        )
     loaded = given_model(model) if model else None
 
     def field(device: Arch) -> Field:

@@ -141,8 +141,12 @@ def known_archs() -> tuple[str, ...]:
 
 @cache
 def load_arch(name: str, device: str = "") -> Arch:
-    """The architecture called `name`, as a given `device` if the file lists several."""
-    return parse_arch(_text(name), name, device)
+    """The architecture called `name`, as a given `device` if the file lists several.
+
+    `sm_90:H200` names both.
+    """
+    name, _, product = name.partition(":")
+    return parse_arch(_text(name), name, device or product)
 
 
 def amd_name(properties: Any) -> str:

@@ -18,9 +18,11 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.packed import MOST_BYTES, Lines, pack, pack_lines, unpack
-from tilewise.errors import ModelError
+from tilewise.errors import FileError, ModelError
 
 MODEL_SCHEMA = 3
 """1 had plain lists in place of packed numbers, 2 no forest of the vendor's; both are read."""
@@ -193,9 +195,50 @@ class Model:
         return score
 
 
+def check_place(folder: Path) -> None:
+    """Raises where a model may not be written: a file is there, or what is no model's."""
+    try:
+        there = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FileError(
+            f"{folder} cannot be a model's folder: {error.strerror}; name another"
+        ) from None
+    others = there - {_MANIFEST, *_manifest(folder)["files"]} if _MANIFEST in there else there
+    if others:
+        raise FileError(
+            f"{folder} holds what is no model's ({', '.join(sorted(others)[:3])}); "
+            "name a new folder, or one that holds a model and nothing else"
+        )
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A fresh folder to write a model into; whole, it takes the place of `folder`.
+
+    Whatever goes wrong before, the model that was there stays as it was.
+    """
+    check_place(folder)
+    place = folder.resolve()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
+            fresh, old = Path(scratch, "new"), Path(scratch, "old")
+            fresh.mkdir()
+            yield fresh
+            if place.exists():
+                place.rename(old)
+            fresh.rename(place)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
 def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: Any) -> None:
-    """Writes a model folder; `extra` holds further JSON files by name without suffix."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes a model into an empty folder, beside what tables are there already.
+
+    `extra` holds further JSON files by name without suffix.
+    """
     body = {
         "schema": MODEL_SCHEMA,
         "has_base": model.has_base,
@@ -210,9 +253,6 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     files["metrics.json"] = _json(dict(model.metrics))
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    for text in (*folder.glob("*.txt"), *folder.glob("*.txt.gz")):
-        if text.name not in files:  # of a model that was here before
-            text.unlink()
     others = sorted(folder.glob("*.parquet"))
     seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}

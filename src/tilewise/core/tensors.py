@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.arch import amd_name, known_archs, load_arch
+from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.errors import TensorError
 
 # NumPy names bf16 and fp8 types through ml_dtypes, which registers them under these names.
@@ -98,7 +99,8 @@ def _view_tensor(tensor: Any) -> TensorView:
 
 def _known(name: str) -> str:
     if name not in _NAMES:
-        raise TensorError(f"dtype {name} is not supported; use one of {', '.join(_NAMES)}")
+        operands = [theirs for theirs, ours in _NAMES.items() if ours in OPERAND_DTYPES]
+        raise TensorError(f"dtype {name} is not supported; use one of {', '.join(operands)}")
     return _NAMES[name]
 
 

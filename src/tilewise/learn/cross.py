@@ -21,6 +21,8 @@ Progress = Callable[[str], None]
 SEEN = -1
 """The fold of a problem that is always learned, never scored: one that a warm start's model was
 trained on, or one of which only the promising kernels were measured."""
+_LEAST_PROBLEMS = 4
+"""With fewer a fold would have one problem to learn from."""
 _HARD_FOLDS = 4
 _HARD_TREES = 150
 _HARDEST = 4.0
@@ -87,16 +89,18 @@ def cross_validate(
 def _fold(trainer: Trainer, params: Params, count: int, start: Start | None) -> NDArray[np.int64]:
     problems, is_whole = trainer.data.problems, trainer.data.is_whole
     seen = start.problems if start else frozenset()
-    fresh = [i for i, p in enumerate(problems) if is_whole[i] and p.key not in seen]
+    has_run = np.isfinite(trainer.data.best_us)
+    fresh = [i for i, p in enumerate(problems) if is_whole[i] and has_run[i] and p.key not in seen]
     if start and len(fresh) < 2:
         raise InputError(
             f"a warm start is judged on problems that {start.name} never saw, and the data has "
             f"{len(fresh)} of them; sweep new problems, or train without --warm-start"
         )
-    if len(fresh) < 2:
+    if not start and len(fresh) < _LEAST_PROBLEMS:
         raise InputError(
-            f"{len(fresh)} of {len(problems)} problems were measured with all their kernels, and "
-            "only those can judge a model; sweep at least two without --top"
+            f"{len(fresh)} of {len(problems)} problems were measured with all their kernels, some "
+            f"of which ran, and only those can judge a model; sweep at least {_LEAST_PROBLEMS} "
+            "without --top"
         )
     found = np.full(len(problems), SEEN, np.int64)
     chosen = [problems[i] for i in fresh]

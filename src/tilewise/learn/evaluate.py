@@ -80,11 +80,12 @@ def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
                 rows[row] = False
             else:
                 score[row], time_us[row] = found
-    judged = np.unique(data.problem_index[rows])
+    judged = np.unique(data.problem_index[rows & data.is_ok])
     if not len(judged):
         raise InputError(
             f"none of the {len(data.problems)} problems can judge {path}: of "
-            f"{(~data.is_whole).sum()} only promising kernels were measured, and it was trained on "
+            f"{(~data.is_whole).sum()} only promising kernels were measured, on "
+            f"{(~np.isfinite(data.best_us)).sum()} nothing ran, and it was trained on "
             f"{(is_trained & data.is_whole).sum()} without being judged on them; sweep some "
             "others without --top"
         )

@@ -13,7 +13,7 @@ from tilewise import __version__
 from tilewise.core.arch import devices
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import Forest
-from tilewise.core.model import VENDOR, Model, save_model
+from tilewise.core.model import VENDOR, Model, replacing, save_model
 from tilewise.learn import beside
 from tilewise.learn.cross import SEEN, CrossValidated, Progress, cross_validate, mined, silent
 from tilewise.learn.dataset import Dataset
@@ -144,20 +144,20 @@ def manifest(
 
 def save(trained: Trained, data: Dataset, folder: Path, **extra: Any) -> None:
     """Writes the model folder with importances, folds and out-of-fold predictions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_oof(data, trained.cross, folder / "oof.parquet")
     fold = dict.fromkeys(trained.seen, SEEN)
     fold |= {p.key: int(f) for p, f in zip(data.problems, trained.cross.fold, strict=True)}
     total = sum(trained.importances.values()) or 1.0
     gains = {n: round(g / total, 6) for n, g in trained.importances.items()}
-    save_model(
-        trained.model,
-        folder,
-        trained.texts,
-        importances=dict(sorted(gains.items(), key=lambda item: -item[1])),
-        folds=fold,
-        **extra,
-    )
+    with replacing(folder) as fresh:
+        _write_oof(data, trained.cross, fresh / "oof.parquet")
+        save_model(
+            trained.model,
+            fresh,
+            trained.texts,
+            importances=dict(sorted(gains.items(), key=lambda item: -item[1])),
+            folds=fold,
+            **extra,
+        )
 
 
 def _write_oof(data: Dataset, cross: CrossValidated, path: Path) -> None:

@@ -136,7 +136,7 @@ static inline int tw_select(const tw_problem_t *problem) {
 
 def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = "") -> str:
     """The header; kernels are numbered in the order given."""
-    prefix = re.sub(r"\W", "_", name or model.name)
+    prefix = re.sub(r"\W|^(?=\d)", "_", name or model.name, flags=re.ASCII)
     layout = Layout(model)
     columns = kernel_columns(model, kernels)
     figures = arch_columns(model, arch)

@@ -26,7 +26,14 @@ def model_folders() -> list[Path]:
             found.append(place)
         elif place.is_dir():
             found += sorted(p.parent for p in place.glob("*/manifest.json"))
+        else:
+            _tell_missing(place)
     return found
+
+
+@cache
+def _tell_missing(place: Path) -> None:
+    log.warning("%s, where models should be, is no folder; the shipped ones choose", place)
 
 
 @cache
@@ -55,8 +62,8 @@ def _load(folder: Path) -> Model | None:
     try:
         return load_model(folder)
     except ModelError as error:
-        # A missing or broken model costs quality, never the call: one warning, then the fallback.
-        log.warning("%s; selection falls back to the analytic model", error)
+        # A missing or broken model costs quality, never the call: one warning, then the others.
+        log.warning("%s; it is left out of selection", error)
         return None
 
 

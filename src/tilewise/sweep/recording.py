@@ -70,6 +70,12 @@ class Recording:
         """The architecture and the device, as `load` takes them."""
         return f"{self.arch.name}:{self.arch.device}"
 
+    @property
+    def tried(self) -> dict[str, int]:
+        """Problem key -> how many kernels, where only the most promising ones were measured."""
+        labels = {row.problem_key: json.loads(row.labels or "{}") for row in self.rows}
+        return {key: found["top"] for key, found in labels.items() if "top" in found}
+
     def kernels(self, op: str) -> list[Kernel]:
         """The kernels of an op, in the order recorded."""
         texts = dict.fromkeys(row.kernel_fields for row in self.rows if row.op == op)
