@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tilewise import __version__
 from tilewise.cli.sweep import settled_policy
 from tilewise.core.arch import load_arch
 from tilewise.core.model import load_model
@@ -26,6 +27,10 @@ def shown(*words: str) -> object:
     ran = tilewise(*words, "--json")
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+def test_the_version_is_told() -> None:
+    assert tilewise("--version").stdout == f"tilewise {__version__}\n"
 
 
 def test_arch_commands() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import tilewise
 from tilewise.cli import (
     arch,
     bench,
@@ -25,12 +28,28 @@ from tilewise.cli import (
 
 app = typer.Typer(
     name="tilewise",
-    help="Chooses, builds and runs the fastest tile kernel for a GEMM or convolution.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tilewise {tilewise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _any(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it and end."),
+    ] = False,
+) -> None:
+    """Chooses, builds and runs the fastest tile kernel for a GEMM or convolution."""
+
 
 app.add_typer(arch.app, name="arch")
 app.add_typer(kernels.app, name="kernels")

@@ -57,7 +57,8 @@ def tolerance(operand: str, result: str, reduction: int) -> float:
 
     Products of operands are exact in the accumulator, whose error grows as the square root of the
     reduction length for random data; the result is rounded once more. The factor 8 is the margin
-    between a typical and a never-seen error; a kernel that skips one term of 1000 lands far above.
+    between a typical and a never-seen error. Whoever checks looks at the worst element too: in a
+    large result one wrong row is within what 16-bit rounding allows of the whole.
     """
     store = dtype(result).unit_roundoff
     accumulate = dtype(dtype(operand).accumulator).unit_roundoff
