@@ -20,6 +20,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.engines.toolchain import Unit, compile_units, why_no_compiler
 from tilewise.errors import ExpressionError
+from tilewise.ops.builder import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.features import FEATURES as CONV
 from tilewise.ops.conv.problem import ConvProblem
@@ -405,3 +406,19 @@ def test_log2_of_powers_of_two_is_exact() -> None:
     powers = np.arange(-1000, 1000)
     assert log2(np.ldexp(1.0, powers)).tolist() == powers.tolist()
     assert log2(np.array([0.0, -1.0])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "tf32"])
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+def test_tiles_of_gpu_kernels_are_the_kernels_own(dtype: str, layout: str) -> None:
+    arch = load_arch("sm_90")
+    pool = [k for k in load_pool(get_op("gemm"), arch, ["triton"]) if k.dtype == dtype]
+    for m, n in ((100, 8192), (8192, 100)):
+        problem = GemmProblem(m=m, n=n, k=1024, dtype=dtype, layout=layout)
+        usable = [k for k in pool if get_op("gemm").why_unusable(k, problem, arch) is None]
+        assert usable
+        for kernel in {k.family: k for k in usable}.values():
+            if kernel.family in ("gemv", "smallk"):  # these walk strips, not tiles
+                continue
+            v = values_of(GEMM, problem, kernel)
+            assert (v["blocks_m"], v["blocks_n"]) == kernel.tiles(problem), kernel.name

@@ -257,12 +257,16 @@ def test_contests_are_chained_and_strangers_left_alone(small_data: Dataset) -> N
     assert times(small_data, stranger, stranger.time_us) == [10.0, 5.0]
 
 
-def bands(*means: float) -> list[dict[str, Any]]:
-    return [{"octaves": [i / 2, (i + 1) / 2], "mean": mean} for i, mean in enumerate(means)]
+def bands(*means: float, analytic: float = 95.0) -> list[dict[str, Any]]:
+    return [
+        {"octaves": [i / 2, (i + 1) / 2], "mean": mean, "analytic": analytic}
+        for i, mean in enumerate(means)
+    ]
 
 
-def test_reach_ends_where_efficiency_falls() -> None:
+def test_reach_ends_where_the_analytic_model_is_as_good() -> None:
     assert reach(bands(99, 98.5, 97, 96.5, 90, 99)) == 2.0
+    assert reach(bands(99, 98.5, 97, 96.5, 90, 80, 99, analytic=83)) == 2.5
     assert reach(bands(99, 90)) == LEAST
     assert reach(bands(*[99] * 30)) == MOST
     assert reach([]) == LEAST

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.kernel import Kernel
+from tilewise.core.model import VENDOR_LEVEL
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import aligned, copy_us
 from tilewise.dispatch.registry import Registry
-from tilewise.selection.choice import LEVEL, VENDOR_LEVEL, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
 
 REMEMBERED = 512
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.noise import noise_ceiling
-from tilewise.learn.score import Outcome, analytic_us, errors, judge, summary
+from tilewise.learn.score import Outcome, analytic_us, as_chosen, errors, judge, summary
 from tilewise.learn.slices import slices
 
 CLOSE = 0.02
@@ -20,11 +20,15 @@ CLOSE = 0.02
 def report(
     data: Dataset, score: Array, predicted_us: Array, rows: NDArray[np.bool_]
 ) -> dict[str, Any]:
-    """What a ranking did on `rows`, JSON-ready; failed kernels are left out of the errors."""
+    """What a ranking did on `rows`, JSON-ready; failed kernels are left out of the errors.
+
+    `efficiency` is that of the ranking, `chosen` of what a dispatcher takes by it.
+    """
     outcome = judge(data, score, rows)
     ok = rows & data.is_ok
     return {
         "efficiency": summary(outcome),
+        "chosen": summary(judge(data, as_chosen(data, score), rows)),
         "noise_ceiling": noise_ceiling(data.keep(rows)),
         "analytic": summary(judge(data, -analytic_us(data), rows)),
         "time": errors(log2(predicted_us[ok]), log2(data.time_us[ok])),

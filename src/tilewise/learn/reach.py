@@ -24,8 +24,9 @@ BAND = 0.5
 """Octaves; evidence is looked at in bands this wide."""
 LEAST, MOST = 1.0, 4.0
 """Octaves; the reach is never taken to be less or more."""
-ALLOWED_FALL = 0.03
-"""How far below that of near problems mean efficiency may fall within reach."""
+MARGIN = 3.0
+"""Percent of mean efficiency: within reach it falls no further below that of near problems, or is
+so far above that of the analytic model, which ranks what is out of reach."""
 MIN_EVIDENCE = 8
 """Problems that a band needs; with fewer it is joined with the next."""
 _REGIONS = 6
@@ -139,13 +140,13 @@ def by_distance(distance: Array, efficiency: Array, analytic: Array) -> list[dic
 
 
 def reach(bands: list[dict[str, Any]]) -> float:
-    """The end of the last band before efficiency falls below what near problems have."""
+    """The end of the last band where the model still serves better than the analytic one would."""
     if not bands:
         return LEAST
-    least = bands[0]["mean"] - 100 * ALLOWED_FALL
+    near = bands[0]["mean"]
     held = 0.0
     for band in bands:
-        if band["mean"] < least:
+        if band["mean"] < min(near - MARGIN, band["analytic"] + MARGIN):
             break
         held = band["octaves"][1]
     return float(min(MOST, max(LEAST, held)))

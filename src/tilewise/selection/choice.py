@@ -18,10 +18,6 @@ from tilewise.core.problem import Problem
 
 LEVEL = 0.02
 """Predictions this close to the best are as good; a dispatcher then takes one that is built."""
-VENDOR_LEVEL = 0.04
-"""Within this of the best a dispatcher takes the vendor's routine: whoever is wrong about it loses
-nothing, and the H200's model is off by about this much on the gap between it and the best of ours
-(3.9 % in the mean, out of fold)."""
 
 
 @dataclass(frozen=True, slots=True)

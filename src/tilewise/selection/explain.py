@@ -11,13 +11,13 @@ import numpy as np
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import Rows
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR, Model
+from tilewise.core.model import VENDOR, VENDOR_LEVEL, Model
 from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
 from tilewise.ops.contract import get_op
 from tilewise.ops.rows import pool_rows
 from tilewise.selection.asking import asker
-from tilewise.selection.choice import LEVEL, VENDOR_LEVEL
+from tilewise.selection.choice import LEVEL
 from tilewise.selection.selector import Selector
 
 OTHERS = 48

@@ -88,9 +88,12 @@ _HELPERS = {
     "gn": "p_n",
     "gk": "p_k",
     # Some kernels compute the transpose of C, the tile's rows lying on its columns: those that
-    # say so, and those that put the longer (GPU) or the shorter (CPU) side on the rows.
+    # say so, those that put the longer (GPU) or the shorter (CPU) side on the rows, and those of
+    # tf32 by TMA, which take an operand across K from registers.
     "is_thin": 'k_family in ["skinny", "gemv"]',
-    "is_swapped": 'k_swap > 0 or is_thin and (p_m < p_n if k_engine == "triton" else p_n < p_m)',
+    "is_across_k": 'k_family == "tma" and p_dtype == "tf32" and p_layout == "rrr"',
+    "is_swapped": "k_swap > 0 or is_across_k or "
+    'is_thin and (p_m < p_n if k_engine == "triton" else p_n < p_m)',
     "rows": "gn if is_swapped else gm",
     "cols": "gm if is_swapped else gn",
     "tile_groups": "groups",
