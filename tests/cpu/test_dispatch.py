@@ -173,6 +173,11 @@ def test_huge_sizes_are_refused_before_anything_is_computed() -> None:
         tw.matmul(huge, np.zeros((8, 2**20), np.float32))
 
 
+def test_only_problems_are_selected_for() -> None:
+    with pytest.raises(InputError, match="None is no problem; pass a GemmProblem"):
+        tw.select(None)  # type: ignore[arg-type]
+
+
 def test_choices_carry_their_reasons(registry: tw.Registry) -> None:
     # Far from everything that was measured: no shipped model is asked, whatever the machine.
     choice = registry.select(tw.GemmProblem(m=2**17, n=2**17, k=2**17))

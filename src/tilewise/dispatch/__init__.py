@@ -12,7 +12,7 @@ from tilewise.core.tensors import view
 from tilewise.dispatch.dispatcher import Dispatcher, Result
 from tilewise.dispatch.registry import Priority, Registry
 from tilewise.engines.device import detect
-from tilewise.errors import TensorError
+from tilewise.errors import InputError, TensorError
 from tilewise.ops.builder import load_pool
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 from tilewise.selection.choice import Choice
@@ -52,6 +52,8 @@ def resolve_arch(arch: str | Arch | None) -> Arch:
 
 def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | None = None) -> Choice:
     """The kernel that tilewise would run for `problem`; nothing is built or run."""
+    if not isinstance(problem, Problem):
+        raise InputError(f"{problem!r} is no problem; pass a GemmProblem or a ConvProblem")
     return default_dispatcher(problem.op, resolve_arch(arch)).select(problem, top_k=top_k)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tilewise.core.tensors import torch_dtype, view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
-from tilewise.ops.conv.infer import from_shapes, layout_of
+from tilewise.ops.conv.infer import check_groups, from_shapes, layout_of
 from tilewise.torch_ops.calls import Work, allocator, first
 from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.products import NATIVE
@@ -122,11 +122,7 @@ def check(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> 
             f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; conv{rank}d takes {rank + 2} "
             "dimensions each"
         )
-    if groups < 1 or x.shape[1] != w.shape[1] * groups:
-        raise TensorError(
-            f"x has {x.shape[1]} channels; a filter over {w.shape[1]} channels in {groups} groups "
-            f"needs {w.shape[1] * groups}"
-        )
+    check_groups(x.shape[1], w.shape[1], groups)
     if bias is not None and tuple(bias.shape) != (w.shape[0],):
         raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({w.shape[0]},)")
 

@@ -42,11 +42,7 @@ def from_shapes(
             f"x has shape {tuple(x)} and w {tuple(w)}; pass [N, C, (D, (H,)) W] and "
             "[K, C / groups, (Z, (Y,)) X]"
         )
-    if groups < 1 or x[1] != w[1] * groups:
-        raise TensorError(
-            f"x has {x[1]} channels; a filter over {w[1]} channels in {groups} groups needs "
-            f"{w[1] * groups}"
-        )
+    check_groups(x[1], w[1], groups)
     dims = "dhw"[3 - rank :]
     values: dict[str, Any] = {"n": x[0], "c": x[1], "k": w[0], "g": groups}
     values |= dict(zip(dims, x[2:], strict=True))
@@ -55,6 +51,17 @@ def from_shapes(
     for name, sizes in zip(("stride", "pad", "dilation"), layer, strict=True):
         values |= {f"{name}_{dim}": size for dim, size in zip(dims, sizes, strict=True)}
     return ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+
+
+def check_groups(given: int, each: int, groups: int) -> None:
+    """Raises where the input's channels are not those of the filter in all groups."""
+    if groups < 1:
+        raise TensorError(f"groups is {groups}; it must be at least 1")
+    if given != each * groups:
+        raise TensorError(
+            f"x has {given} channels; a filter over {each} channels in {groups} groups needs "
+            f"{each * groups}"
+        )
 
 
 def settings(
@@ -75,6 +82,8 @@ def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
         sizes = tuple(index(size) for size in given)  # type: ignore[union-attr]
     except TypeError:
         sizes = ()
+    if len(sizes) == 1:  # as PyTorch takes it
+        return sizes * rank
     if len(sizes) != rank:
         raise ProblemError(f"{name} is {given!r}; pass one integer or {rank} of them")
     return sizes
