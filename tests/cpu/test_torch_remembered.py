@@ -233,6 +233,8 @@ def test_a_device_that_is_unknown_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         close(tw.matmul(a, b), a @ b)
         close(tw.matmul(a, b, out=out), a @ b)
+    with pytest.raises(TensorError, match="out has shape"):
+        tw.matmul(a, b, out=torch.empty(3, 3))
     whole = torch.ones(7, 19, dtype=torch.int8)
     with pytest.raises(ArchError, match="no data file"):
         tw.matmul(whole, whole.t())

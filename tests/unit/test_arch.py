@@ -252,6 +252,17 @@ def test_gpus_without_a_file_take_the_nearest_they_can_run(properties: object, n
     assert gpu_arch(properties).name == name
 
 
+def test_each_gpu_of_several_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    there = [gpu("Tesla V100", 7, 0), gpu("NVIDIA H200", 9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", there.__getitem__)
+    detect.cache_clear()
+    assert detect("gpu", 1).device == "NVIDIA H200"
+    with pytest.raises(ArchError, match="no data file"):
+        detect("gpu", 0)
+    detect.cache_clear()
+
+
 def test_a40_memory_is_told_from_a80() -> None:
     assert gpu_arch(gpu("NVIDIA A100-SXM4-40GB", 8, 0)).memory_gb_s == 1555
 

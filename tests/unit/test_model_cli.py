@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tilewise.cli import evaluate, explain, export_c, problems, search, train
 from tilewise.core.measurement import Measurement, Policy, Setting
-from tilewise.core.model import load_model
+from tilewise.core.model import load_model, replacing
 from tilewise.errors import FileError, InputError
 from tilewise.learn.dataset import Dataset
 from tilewise.problems.files import read_problems
@@ -149,8 +149,13 @@ def test_training_spares_what_is_no_models(
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(FileError, match=r"no model's \(thesis.txt\)"):
         run("train", store, "--out", tmp_path, "--trees", 2)
-    with pytest.raises(FileError, match="Not a directory"):
-        run("train", store, "--out", tmp_path / "thesis.txt", "--trees", 2)
+    for place, says in (
+        (tmp_path / "thesis.txt", "Not a directory"),
+        (Path("/proc/model"), "cannot be a model's folder"),
+        (Path.cwd(), "name one below it"),
+    ):
+        with pytest.raises(FileError, match=says):
+            run("train", store, "--out", place, "--trees", 2)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -172,6 +177,18 @@ def test_a_model_is_replaced_as_a_whole_or_not_at_all(
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(FileError, match="No space left"):
             run(*words)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    rename = Path.rename
+
+    def stopped(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stopped)
+        with pytest.raises(KeyboardInterrupt), replacing(folder):
+            pass
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert run(*words).exit_code == 0
     assert load_model(folder).forests["rank"].num_trees <= 5

@@ -136,7 +136,7 @@ def sweep(
         raise InputError("--top chooses what to measure; a --replay holds what was measured")
     why_unusable = recording.why_unusable if recording else None
     tried = recording.tried if recording else {}
-    if not (top or recording) and any("top" in labels for labels in found.labels):
+    if not top and any("top" in labels for labels in found.labels):
         raise InputError(
             "the problems have a column 'top', which marks those of which only the most promising "
             "kernels are measured, to be learned from alone; rename or drop it, or give --top N"

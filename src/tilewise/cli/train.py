@@ -115,10 +115,10 @@ def train(
 
 
 def show_efficiency(title: str, metrics: Any) -> None:
-    """Efficiency of the model beside the analytic model and the noise ceiling."""
+    """Efficiency of the model, of what is chosen by it, of the analytic model and the ceiling."""
     columns = ("mean", "median", "p10", "p1", "min", "top1", "top5", "ndcg")
     lines = []
-    for name, key in (("model", "efficiency"), ("analytic", "analytic")):
+    for name, key in (("model", "efficiency"), ("as chosen", "chosen"), ("analytic", "analytic")):
         lines.append([name, *(metrics[key].get(c, "") for c in columns)])
     ceiling = metrics.get("noise_ceiling") or {}
     if ceiling:

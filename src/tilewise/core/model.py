@@ -201,14 +201,17 @@ class Model:
 
 def check_place(folder: Path) -> None:
     """Raises where a model may not be written: a file is there, or what is no model's."""
+    place = folder.resolve()
     try:
-        there = {path.name for path in folder.iterdir()}
-    except FileNotFoundError:
-        return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent):
+            there = {path.name for path in place.iterdir()} if place.exists() else set()
     except OSError as error:
         raise FileError(
             f"{folder} cannot be a model's folder: {error.strerror}; name another"
         ) from None
+    if Path.cwd().is_relative_to(place):
+        raise FileError(f"{folder} is the folder that this runs in; name one below it")
     others = there - {_MANIFEST, *_manifest(folder)["files"]} if _MANIFEST in there else there
     if others:
         raise FileError(
@@ -226,20 +229,25 @@ def replacing(folder: Path) -> Iterator[Path]:
     check_place(folder)
     place = folder.resolve()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
             fresh, old = Path(scratch, "new"), Path(scratch, "old")
             fresh.mkdir()
             yield fresh
             if place.exists():
+                fresh.chmod(place.stat().st_mode)
                 place.rename(old)
-            fresh.rename(place)
+            try:
+                fresh.rename(place)
+            except BaseException:
+                if old.exists():
+                    old.rename(place)
+                raise
     except OSError as error:
         raise FileError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
 def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: Any) -> None:
-    """Writes a model into an empty folder, beside what tables are there already.
+    """Writes a model into a fresh folder, which may hold its tables (Parquet) already.
 
     `extra` holds further JSON files by name without suffix.
     """
@@ -332,7 +340,8 @@ def _manifest(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ModelError(f"{path} is damaged: {_MANIFEST} is not JSON: {error}") from None
-    if not isinstance(manifest, dict) or "schema" not in manifest or "files" not in manifest:
+    is_one = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
+    if not isinstance(manifest, dict) or not is_one or "schema" not in manifest:
         raise ModelError(f"{path} is foreign: {_MANIFEST} has no schema; `train` makes models")
     schema = manifest["schema"]
     if not isinstance(schema, int) or schema > MODEL_SCHEMA:

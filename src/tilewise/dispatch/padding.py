@@ -15,7 +15,7 @@ from tilewise.ops.contract import Op
 
 WIDE_BYTES = 16
 COPY_US = 5.0
-"""What a copy or a fill costs besides moving the bytes: another launch."""
+"""What a copy or a fill costs on a GPU besides moving the bytes: another launch."""
 _PADDING_CALLS = 5
 """Two operands are cleared and filled, and the result is moved."""
 
@@ -37,7 +37,8 @@ def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
 
 def calls_us(calls: int, moved_bytes: int, arch: Arch) -> float:
     """What so many copies and fills cost that read and write so many bytes."""
-    return calls * COPY_US + 2 * moved_bytes / (arch.memory_gb_s * 1e3)
+    launches = calls if arch.kind == "gpu" else 0
+    return launches * COPY_US + 2 * moved_bytes / (arch.memory_gb_s * 1e3)
 
 
 def plan_for(

@@ -138,7 +138,7 @@ class Registry:
         CALLS.forget()
 
     def note_build(self, build: Build) -> None:
-        """Remembers what became of a kernel on first use; what `build` found out of it stays."""
+        """Remembers what became of a kernel on first use; where `build` knows more, that stays."""
         with self._lock:
             if build.status == "ok":
                 self._builds.setdefault(build.kernel, build)

@@ -22,7 +22,7 @@ CORE_GB_S = 12.0
 def detect(kind: str = "", index: int | None = None) -> Arch:
     """The live device: a GPU if there is one, otherwise the CPU; `kind` insists on either.
 
-    Of several GPUs it is the current one, or the one at `index`.
+    Of several GPUs it is the current one, or the one at `index`, which must be there.
 
     It never fails for want of a GPU unless one is insisted on, nor for want of vector
     instructions: a processor without AVX2 is `cpu_generic`, on which only the vendor's kernels
@@ -30,6 +30,8 @@ def detect(kind: str = "", index: int | None = None) -> Arch:
     """
     if kind not in ("", "cpu", "gpu"):
         raise ArchError(f"kind is {kind!r}; use 'cpu', 'gpu' or nothing for the best there is")
+    if index is not None:
+        return _gpu_at(index)
     why = why_no_gpu() if kind != "cpu" else None
     if kind == "cpu" or (not kind and why):
         return detect_cpu()
@@ -37,8 +39,13 @@ def detect(kind: str = "", index: int | None = None) -> Arch:
         raise ArchError(f"no GPU that tilewise can use: {why}")
     import torch
 
-    at = torch.cuda.current_device() if index is None else index
-    return gpu_arch(torch.cuda.get_device_properties(at))
+    return _gpu_at(torch.cuda.current_device())
+
+
+def _gpu_at(index: int) -> Arch:
+    import torch
+
+    return gpu_arch(torch.cuda.get_device_properties(index))
 
 
 @cache
@@ -56,7 +63,7 @@ def why_no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} sees no device"
     try:
-        gpu_arch(torch.cuda.get_device_properties(torch.cuda.current_device()))
+        _gpu_at(torch.cuda.current_device())
     except (ArchError, RuntimeError) as error:
         return str(error)
     return None

@@ -11,7 +11,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan
 from tilewise.engines.triton_build import build_all, compile_ahead, launch_module
-from tilewise.engines.triton_launch import BoundKernel
+from tilewise.engines.triton_launch import BoundKernel, live_target
 from tilewise.errors import ExecutionError, TensorError
 from tilewise.ops.launch import Launch
 
@@ -55,7 +55,8 @@ class TritonEngine(Engine):
             launch_module(kernel.op).launch(kernel, problem, arch).source
             for kernel, problem in pairs
         ]
-        return compile_ahead(sources, arch, max_workers)
+        target = live_target(arch) if self.why_unavailable() is None else None
+        return compile_ahead(sources, arch, max_workers, target)
 
     def plan(
         self, kernel: Kernel, problem: Problem, arch: Arch, *, epilogue: Any = None

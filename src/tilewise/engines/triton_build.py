@@ -186,7 +186,7 @@ def compile_or_raise(source: Source, arch: Arch, name: str, target: Any) -> Any:
 
 
 def compile_ahead(
-    sources: Sequence[Source], arch: Arch, max_workers: int | None = None
+    sources: Sequence[Source], arch: Arch, max_workers: int | None = None, target: Any = None
 ) -> list[str]:
     """Fills Triton's cache in worker processes; one line for each source that does not compile.
 
@@ -197,7 +197,7 @@ def compile_ahead(
     workers = min(max_workers or cpu_count() or 1, max(1, len(unique)))
     failed = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(_compiles, source, arch): source for source in unique.values()}
+        jobs = {pool.submit(_compiles, source, arch, target): source for source in unique.values()}
         for job in as_completed(jobs):
             error = job.exception() or job.result()
             if error:
@@ -205,9 +205,9 @@ def compile_ahead(
     return failed
 
 
-def _compiles(source: Source, arch: Arch) -> str:
+def _compiles(source: Source, arch: Arch, target: Any) -> str:
     try:
-        compile_source(source, arch)
+        compile_source(source, arch, target)
     except Exception as error:
         return str(error)
     return ""

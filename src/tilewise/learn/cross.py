@@ -20,7 +20,7 @@ from tilewise.learn.split import folds, group_keys
 Progress = Callable[[str], None]
 SEEN = -1
 """The fold of a problem that is always learned, never scored: one that a warm start's model was
-trained on, or one of which only the promising kernels were measured."""
+trained on, or one of which only the promising kernels were measured or none ran."""
 _LEAST_PROBLEMS = 4
 """With fewer a fold would have one problem to learn from."""
 _HARD_FOLDS = 4

@@ -141,7 +141,8 @@ def leave_one_out(
         shape_family(p) if label == "shape" else str(labels.get(label, getattr(p, label, "")))
         for p, labels in zip(data.problems, data.labels, strict=True)
     ]
-    names = sorted({g for g, is_whole in zip(groups, data.is_whole, strict=True) if is_whole})
+    can_judge = data.is_whole & np.isfinite(data.best_us)
+    names = sorted({g for g, is_one in zip(groups, can_judge, strict=True) if is_one})
     if len(names) < 2:
         raise InputError(
             f"problems measured with all their kernels have {len(names)} kinds of {label!r} "

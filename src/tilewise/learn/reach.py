@@ -140,7 +140,7 @@ def by_distance(distance: Array, efficiency: Array, analytic: Array) -> list[dic
 
 
 def reach(bands: list[dict[str, Any]]) -> float:
-    """The end of the last band where the model still serves better than the analytic one would."""
+    """The end of the last band that is near the best or well above the analytic model."""
     if not bands:
         return LEAST
     near = bands[0]["mean"]

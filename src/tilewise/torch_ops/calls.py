@@ -157,11 +157,12 @@ def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tenso
     Gives `again(*tensors, out)` for tensors stored like these, or None where some were copied.
     """
     dispatcher, problem = _dispatcher(work, tensors[0]), work.problem
+    op = get_op(problem.op)
     if dispatcher is None:
         assert work.theirs is not None
+        prepare(op, problem, tensors, out)  # raises where `out` does not fit
         work.theirs(*tensors, out=out)
         return None
-    op = dispatcher.registry.op
     if problem.is_empty:
         dispatcher.run(problem, *tensors, out=out)
         return None

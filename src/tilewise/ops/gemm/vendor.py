@@ -84,6 +84,10 @@ def _matmul_tf32(a: Any, b: Any, out: Any) -> Any:
     name, value = ("fp32_precision", "tf32") if is_new else ("allow_tf32", True)
     with _PRECISION:
         before = getattr(settings, name)
+        if before == value:
+            return torch.matmul(a, b, out=out)
+        if is_new and before == getattr(torch.backends, "fp32_precision", ""):
+            before = "none"  # what is inherited must go on following its source
         setattr(settings, name, value)
         try:
             return torch.matmul(a, b, out=out)
