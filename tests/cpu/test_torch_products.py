@@ -14,6 +14,7 @@ from torch.nn import functional
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
 from tilewise.errors import TensorError
+from tilewise.ops.gemm.vendor import _matmul_tf32, scaled_operands
 from tilewise.torch_ops import theirs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -223,3 +224,30 @@ def test_autocast_casts_as_pytorchs(dtype: torch.dtype) -> None:
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
     assert tw.matmul(x, w.t()).dtype == torch.float32
+
+
+def test_operands_of_scaled_products_lie_where_cublas_reads_them() -> None:
+    kind = torch.float8_e4m3fn
+    flat = torch.randn(32 * 64 + 1).to(kind)
+    plain = torch.randn(32, 64).to(kind)
+    wide = torch.randn(32, 72).to(kind)[:, :64]  # rows of 72 bytes
+    for a in (plain, flat[1:].view(32, 64), wide):
+        left, right = scaled_operands(a, a.t())
+        assert (left is a) == (a is plain)
+        for made in (left, right.t()):
+            assert made.data_ptr() % 16 == made.stride(0) % 16 == 0 and made.stride(1) == 1
+            assert torch.equal(made.float(), a.float())
+
+
+def test_tf32_leaves_pytorchs_setting_as_it_was() -> None:
+    of_all, of_products = torch.backends, torch.backends.cuda.matmul
+    before = of_all.fp32_precision, of_products.fp32_precision
+    a = torch.randn(4, 4)
+    try:
+        for everywhere, here, later in (("tf32", "none", "ieee"), ("none", "ieee", "tf32")):
+            of_all.fp32_precision, of_products.fp32_precision = everywhere, here
+            close(_matmul_tf32(a, a, torch.empty(4, 4)), a @ a)
+            of_all.fp32_precision = later
+            assert of_products.fp32_precision == "ieee"
+    finally:
+        of_all.fp32_precision, of_products.fp32_precision = before
