@@ -35,9 +35,9 @@ def multiply_arrays(a: Any, b: Any, deterministic: bool) -> Any:
     call = CALLS.get(key)
     if call is not None:
         return call(a, b)
-    generation = CALLS.generation
     problem = infer(a, b)
     dispatcher = default_dispatcher("gemm", live_arch(a))
+    generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
     ready = prepare(dispatcher.registry.op, problem, (a, b))
     if problem.is_empty or ready.copied or ready.operands[0] is not a:
         return run_matmul(a, b, deterministic=deterministic)

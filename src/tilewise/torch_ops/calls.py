@@ -68,7 +68,6 @@ class Work:
 
 def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     """Chooses, runs, and remembers the way for the next call under `key`."""
-    generation = CALLS.generation
     if is_capturing(tensors[0]):
         new = "a CUDA graph is being captured, and some call in it was never made before"
         if work.theirs is None:
@@ -76,6 +75,7 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
         tell_once(f"{new}: PyTorch's kernel goes into the graph. Run the model once before")
         return work.theirs(*tensors)
     dispatcher = _dispatcher(work, tensors[0])
+    generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
     if dispatcher is None:
         assert work.theirs is not None
         CALLS.keep(key, work.theirs, generation)
