@@ -145,6 +145,7 @@ def sweep(
         from tilewise.selection.shortlist import Shortlist
 
         why_unusable = Shortlist(top, op, kernels, given_model(model) if model else None)
+    counts = [tried.get(problem.key, top) for problem in found.problems]
     place = executor(on, settings_of_workers, workers, address)
     with shown(as_json) as on_event:
         summary = run(
@@ -153,10 +154,8 @@ def sweep(
                 budget_s=budget, retry_failed=retry_failed, give_up_after=give_up_after
             ),
             labels=[
-                json.dumps({**labels, **({"top": count} if count else {})}, default=str)
-                for labels, count in zip(
-                    found.labels, (tried.get(p.key, top) for p in found.problems), strict=True
-                )
+                json.dumps({**labels, "top": count} if count else labels, default=str)
+                for labels, count in zip(found.labels, counts, strict=True)
             ],
             why_unusable=why_unusable,
             on_event=on_event,

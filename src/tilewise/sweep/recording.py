@@ -73,7 +73,8 @@ class Recording:
     @property
     def tried(self) -> dict[str, int]:
         """Problem key -> how many kernels, where only the most promising ones were measured."""
-        labels = {row.problem_key: json.loads(row.labels or "{}") for row in self.rows}
+        texts = {row.problem_key: row.labels for row in self.rows}
+        labels = {key: json.loads(text or "{}") for key, text in texts.items()}
         return {key: found["top"] for key, found in labels.items() if "top" in found}
 
     def kernels(self, op: str) -> list[Kernel]:

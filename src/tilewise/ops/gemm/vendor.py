@@ -38,7 +38,7 @@ def bind_torch(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Calla
     if problem.dtype == "tf32" and on_gpu:
         return lambda: _matmul_tf32(a, b, out)
     if problem.dtype == "fp8" and on_gpu and scaled_mm_fits(problem):
-        one, own = torch.ones((), device=a.device), {"out": out} if _is_regular(out) else {}
+        one, own = torch.ones((), device=a.device), {"out": out} if _lies_well(out) else {}
         return lambda: torch._scaled_mm(
             *scaled_operands(a, b), one, one, out_dtype=out.dtype, use_fast_accum=True, **own
         )
@@ -57,18 +57,14 @@ def scaled_mm_fits(problem: GemmProblem) -> bool:
 
 def scaled_operands(a: Any, b: Any) -> tuple[Any, Any]:
     """A and B where cuBLAS can read them: rows of A and columns of B at multiples of 16 bytes."""
-    import torch
-
-    left, right = (
-        t if _is_regular(t) else t.clone(memory_format=torch.contiguous_format) for t in (a, b.t())
-    )
+    left, right = (t if _lies_well(t) else t.contiguous().clone() for t in (a, b.t()))
     return left, right.t()
 
 
-def _is_regular(tensor: Any) -> bool:
-    pitches = [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1 and s != 1]
-    unit = 16 // tensor.element_size()
-    return not tensor.data_ptr() % 16 and not any(pitch % unit or not pitch for pitch in pitches)
+def _lies_well(rows: Any) -> bool:
+    """Whether a matrix begins at, and has its rows at, multiples of 16 bytes."""
+    pitch = rows.stride(0) * rows.element_size()
+    return pitch > 0 and not (rows.data_ptr() | pitch) & 15
 
 
 def _int_mm_fits(problem: GemmProblem) -> bool:
