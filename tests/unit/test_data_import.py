@@ -18,6 +18,7 @@ from tilewise.data.exporting import export_csv
 from tilewise.data.foreign import records
 from tilewise.data.importing import Imported, import_file, read_measurements
 from tilewise.errors import ArchError, FileError, InputError, StoreError
+from tilewise.learn.dataset import from_measurements
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.store import Store
@@ -297,6 +298,14 @@ class TestStore:
         export_csv(tmp_path / "store", tmp_path / "out.csv", op="gemm")
         back = read_measurements(tmp_path / "out.csv", load_arch("gfx950"))
         assert back.rows[0].key == first.rows[0].key
+
+    def test_the_mark_of_promising_kernels_survives(self, tmp_path: Path) -> None:
+        path, target = tmp_path / "benchmark.json", tmp_path / "out.csv"
+        path.write_text(json.dumps([{**benchmark(512, 0.1), "top": 8}, benchmark(256, 0.1)]))
+        import_file(path, tmp_path / "store", load_arch("gfx950"))
+        export_csv(tmp_path / "store", target)
+        back = import_file(target, tmp_path / "second", load_arch("gfx950"))
+        assert from_measurements(back.rows).is_whole.tolist() == [False, True]
 
     def test_a_wrong_gemm_does_not_turn_right_on_its_way(self, tmp_path: Path) -> None:
         path, target = tmp_path / "benchmark.json", tmp_path / "out.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -102,6 +103,16 @@ class Policy:
 
 TIMED = ("cache", "launch", "threads")
 """Fields of a policy that say what is timed; the others say how often, and whose times."""
+
+
+def what_is_timed(policy: str) -> str:
+    """What a policy's JSON says beside how often and whose times are read."""
+    try:
+        given = json.loads(policy)
+        return json.dumps({name: given.get(name) for name in TIMED})
+    except (AttributeError, ValueError):
+        raise InputError(f"a policy is no JSON object: {policy[:80]!r}") from None
+
 
 POLICIES: dict[str, Policy] = {
     "cpu": Policy(),

@@ -1,4 +1,4 @@
-"""What is wrong with a store: torn files, duplicates, rows that cannot be, mixed policies."""
+"""What is wrong with a store: torn files, duplicates, rows that cannot be, mixed times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.identity import digest
-from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key
+from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
 from tilewise.engines.device import detect
-from tilewise.errors import StoreError, TilewiseError
+from tilewise.errors import InputError, StoreError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.schema import SchemaError, from_table
@@ -88,7 +88,7 @@ def check(path: Path | str) -> Report:
             for kind, what in flaws(row):
                 report.add(kind, file.name, f"{_name(row)}: {what}")
             group = (row.op, row.dtype, row.device, row.engine)
-            policies.setdefault(group, Counter())[row.policy] += 1
+            policies.setdefault(group, Counter())[_timed(row.policy)] += 1
     for file in store.damaged():
         size = file.stat().st_size
         what = f"{size} bytes of a journal could not be read; a sweep measures their rows again"
@@ -97,7 +97,7 @@ def check(path: Path | str) -> Report:
         if len(found) > 1:
             shown = "; ".join(f"{count} rows under {text}" for text, count in found.most_common(3))
             where = f"{op} {dtype} on {device} by {engine}"
-            report.add("mixed_policies", where, f"{len(found)} policies: {shown}")
+            report.add("mixed_policies", where, f"{len(found)} things were timed: {shown}")
     return report
 
 
@@ -177,6 +177,15 @@ def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:
         for name, rate in rates.items()
         if (given := getattr(row, name)) is not None and not isclose(given, rate, rel_tol=1e-6)
     ]
+
+
+@lru_cache(maxsize=64)
+def _timed(policy: str) -> str:
+    """What a policy times, by which alone times may be compared; itself where it is no JSON."""
+    try:
+        return what_is_timed(policy)
+    except InputError:
+        return policy
 
 
 @lru_cache(maxsize=4096)

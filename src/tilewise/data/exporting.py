@@ -56,7 +56,7 @@ def export_csv(
     table = _table(rows)
     columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)
     columns += ["status"] if failures else []
-    columns += [name for name in ("source",) if any(name in row for row in table)]
+    columns += [name for name in ("source", "top") if any(name in row for row in table)]
     replace_text(target, csv_text(table, columns))
     return len(table)
 

@@ -20,7 +20,7 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import TIMED, Measurement
+from tilewise.core.measurement import Measurement, what_is_timed
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
@@ -208,7 +208,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
     # Times of several devices or policies are different facts: the most common are learned from.
-    timed = {text: _what_is_timed(text) for text in {r["policy"] for r in rows}}
+    timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
     for name in ("device", "policy"):
@@ -220,12 +220,6 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     if not isinstance(arch, Arch):
         arch = measured_arch(only["arch"], str(rows[0]["device"]))
     return _arrays(usable(rows, arch.kind), only["op"], arch)
-
-
-def _what_is_timed(policy: str) -> str:
-    """What a policy's JSON says beside how often and whose times are read."""
-    fields = json.loads(policy)
-    return json.dumps({name: fields.get(name) for name in TIMED})
 
 
 def measured_arch(name: str, device: str) -> Arch:
