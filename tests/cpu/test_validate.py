@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tilewise.sweep.store import Store, write_rows
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -53,7 +56,7 @@ def test_a_recording_is_judged(tape: Path, problems: Path, tmp_path: Path) -> No
     words = (*words, "--replay", tape, "--store", tmp_path / "store")
     report = shown(*words)
     assert len(report["rows"]) == report["summary"]["problems"] == PROBLEMS
-    assert report["summary"]["unfinished"] == 0
+    assert report["summary"]["unjudged"] == 0
     for row in report["rows"]:
         assert row["labels"] == {"network": "made up"}
         assert row["best_us"] <= (row["chosen_us"] or float("inf"))
@@ -67,6 +70,28 @@ def test_a_recording_is_judged(tape: Path, problems: Path, tmp_path: Path) -> No
     failed = shown(*words, "--min-efficiency", 100, "--min-vs-vendor", 1, code=1)
     assert [check["passed"] for check in failed["checks"]] == [False, False]
     assert tilewise(*words).returncode == 0
+
+
+def test_what_cannot_be_judged_says_why(tape: Path, tmp_path: Path) -> None:
+    """One problem that failed everywhere, and one that nobody recorded."""
+    rows = list(Store(tape).measurements())
+    fails = recording.problems(1)[0]
+    crash = {"status": "crash", "time_us": None, "min_us": None, "spread_us": None}
+    crash |= {"tflops": None, "gb_s": None}
+    broken = [replace(r, **crash) if r.problem_key == fails.key else r for r in rows]
+    write_rows(tmp_path / "broken", broken)
+    file = tmp_path / "problems.json"
+    file.write_text(json.dumps([p.to_dict() for p in recording.problems(PROBLEMS + 1)]))
+    words = ("validate", "--op", "gemm", "--problems", file, "--replay", tmp_path / "broken")
+    report = shown(*words)
+    assert report["summary"]["unjudged"] == 2
+    assert {u["problem"]["M"]: u["why"] for u in report["unjudged"]} == {
+        fails.m: "no kernel gave a right result (crash)",
+        fails.m + PROBLEMS: "nothing was measured",
+    }
+    told = tilewise(*words).stdout
+    assert "2 problems could not be judged:" in told
+    assert f"1: no kernel gave a right result (crash), such as M={fails.m}" in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tilewise.ops.builder import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
-from tilewise.selection.validation import geomean, judge, percentages, summarise
+from tilewise.selection.validation import geomean, judge, percentages, summarise, why_unjudged
 
 PROBLEM = GemmProblem(m=64, n=64, k=64)
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="g++", policy=Policy())
@@ -89,13 +89,25 @@ def test_failures_count_unless_the_dispatcher_would_pass_them_over() -> None:
     assert judge(PROBLEM, "model", [C], [row(C, None)]) is None
 
 
+def test_what_is_not_judged_says_why() -> None:
+    """By the rows that hold: a right result that a later one proved wrong is none."""
+    right, wrong = row(A, 50.0), row(A, None, status="wrong_result", attempt=1)
+    for ranking, rows, why in (
+        ([A], [], "nothing was measured"),
+        ([], [right], "of the kernels that gave a right result none can be chosen"),
+        ([A, C], [right, wrong, row(C, None), row(C, None, attempt=1)], "(crash, wrong_result)"),
+    ):
+        assert judge(PROBLEM, "model", ranking, rows) is None
+        assert why in why_unjudged(rows)
+
+
 def test_a_summary_of_verdicts() -> None:
     good = judge(PROBLEM, "model", [A, B], [turn(A, 50.0), turn(B, 60.0), turn(VENDOR, 100.0)])
     bad = judge(PROBLEM, "analytic", [B, A], [row(A, 50.0), row(B, 100.0), row(VENDOR, 50.0)])
     assert good is not None and bad is not None
-    found = summarise([good, bad], unfinished=3)
+    found = summarise([good, bad], unjudged=3)
     assert found["efficiency"] == {"mean": 75.0, "median": 75.0, "p10": 55.0, "min": 50.0}
-    assert (found["top1"], found["top3"], found["unfinished"]) == (50.0, 100.0, 3)
+    assert (found["top1"], found["top3"], found["unjudged"]) == (50.0, 100.0, 3)
     assert found["vs_vendor"] == 1.0  # twice as fast, and half as fast
     assert found["paths"] == {"model": 1, "analytic": 1}
     assert found["noise"] == pytest.approx(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,8 +168,11 @@ def tell(outcome: Validation, report: dict[str, Any]) -> None:
     if summary["failures"] or summary["chosen_failed"]:
         failed = ", ".join(f"{n} {status}" for status, n in summary["failures"].items())
         out.print(f"failures: {failed or 'none'}; {summary['chosen_failed']} of chosen kernels")
-    if summary["unfinished"]:
-        out.print(f"{summary['unfinished']} problems could not be judged")
+    if outcome.unjudged:
+        out.print(f"{len(outcome.unjudged)} problems could not be judged:")
+        for why, count in Counter(outcome.unjudged.values()).most_common():
+            first = next(p for p, reason in outcome.unjudged.items() if reason == why)
+            out.print(f"  {count}: {why}, such as {spell_problem(first)}", soft_wrap=True)
     for check in report["checks"]:
         verdict = "holds" if check["passed"] else "FAILS"
         out.print(f"{check['check']} of at least {check['least']:g} {verdict}: {check['found']}")

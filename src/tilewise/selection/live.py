@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
 from tilewise.ops.contract import WhyUnusable, get_op
 from tilewise.selection.choice import Choice
-from tilewise.selection.validation import Verdict, judge, summarise
+from tilewise.selection.validation import Verdict, judge, summarise, why_unjudged
 from tilewise.sweep.local import Executor
 from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.schema import from_table
@@ -38,8 +38,8 @@ class Validation:
     arch: Arch
     sweep: Summary
     verdicts: Sequence[Verdict]
-    unfinished: int
-    """Problems that could not be judged: not fully measured, or without a right result."""
+    unjudged: Mapping[Problem, str]
+    """Why there is no verdict: not fully measured, or without a right result."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -47,7 +47,8 @@ class Validation:
             "device": self.sweep.device,
             "stopped": self.sweep.stopped,
             "rows": [verdict.to_dict() for verdict in self.verdicts],
-            "summary": summarise(self.verdicts, unfinished=self.unfinished),
+            "unjudged": [{"problem": p.to_dict(), "why": why} for p, why in self.unjudged.items()],
+            "summary": summarise(self.verdicts, unjudged=len(self.unjudged)),
         }
 
 
@@ -84,21 +85,20 @@ def validate(
     )
     wanted = dict(zip(problems, labels or ["{}"] * len(problems), strict=True))
     found = rows_of(store, wanted, policy, summary.device)
-    verdicts = []
+    verdicts: list[Verdict] = []
+    unjudged: dict[Problem, str] = {}
     for problem, text in wanted.items():
         rows = found.get(problem.key, [])
         if summary.stopped and not held.is_measured(problem, rows):
+            unjudged[problem] = "kernels were left to measure when it stopped"
             continue
         choice = held.choice(problem)
         verdict = judge(problem, choice.path, held.ranking(problem), rows, json.loads(text))
         if verdict is not None:
             verdicts.append(verdict)
-    return Validation(
-        arch=held.arch,
-        sweep=summary,
-        verdicts=verdicts,
-        unfinished=len(wanted) - len(verdicts),
-    )
+        else:
+            unjudged[problem] = why_unjudged(rows)
+    return Validation(arch=held.arch, sweep=summary, verdicts=verdicts, unjudged=unjudged)
 
 
 class Choices:

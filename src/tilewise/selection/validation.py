@@ -114,6 +114,16 @@ def judge(
     )
 
 
+def why_unjudged(rows: Iterable[Measurement]) -> str:
+    """Why `judge` says nothing of a problem with these rows."""
+    held = _held(rows)
+    if not held:
+        return "nothing was measured"
+    if any(row.is_ok and row.time_us for row in held.values()):
+        return "of the kernels that gave a right result none can be chosen"
+    return f"no kernel gave a right result ({', '.join(sorted({r.status for r in held.values()}))})"
+
+
 def _is_unbuilt(row: Measurement) -> bool:
     return row.status in BUILD_FAILURES
 
@@ -150,7 +160,7 @@ def _again(rows: Iterable[Measurement], contest: Mapping[str, Measurement]) -> f
     return None if winner is None or not winner.time_us else fastest / winner.time_us
 
 
-def summarise(verdicts: Sequence[Verdict], *, unfinished: int = 0) -> dict[str, Any]:
+def summarise(verdicts: Sequence[Verdict], *, unjudged: int = 0) -> dict[str, Any]:
     """All verdicts in a few numbers, JSON-ready; efficiencies are in percent."""
     failures: Counter[str] = Counter()
     for verdict in verdicts:
@@ -158,7 +168,7 @@ def summarise(verdicts: Sequence[Verdict], *, unfinished: int = 0) -> dict[str, 
     spreads = [v.spread for v in verdicts if v.spread is not None]
     found: dict[str, Any] = {
         "problems": len(verdicts),
-        "unfinished": unfinished,
+        "unjudged": unjudged,
         "efficiency": percentages([v.efficiency for v in verdicts]),
         "oracle_again": percentages([v.again for v in verdicts if v.again is not None]),
         "vs_vendor": geomean([v.vs_vendor for v in verdicts]),
