@@ -62,6 +62,22 @@ def test_calibration_finds_known_factors(small_data: Dataset) -> None:
     assert np.allclose(found, truth, rtol=1e-6)
 
 
+def test_problems_measured_as_a_whole_count_as_much_as_all_others(small_data: Dataset) -> None:
+    """Where only promising kernels were measured, they were faster than they are elsewhere."""
+    trainer = Trainer(small_data)
+    terms, is_part = trainer.terms, np.arange(len(small_data.problems)) % 5 > 0
+    truth = 2.0 * terms[:, 0] + 0.5 * terms[:, 2]
+    draw = np.random.default_rng(0).uniform(0.6, 1.05, len(truth))
+    times = np.where(is_part[small_data.problem_index], truth * draw, truth)
+    marks = tuple({"top": 8} if part else {} for part in is_part)
+    off = []
+    for given in (small_data.labels, marks):
+        data = replace(small_data, time_us=times, labels=given)
+        calibration = calibrate(data, terms, np.ones(len(data), bool))
+        off.append(np.abs(total_us(terms, data, kernel_factors(data, calibration)) / truth - 1))
+    assert off[1].mean() < 0.7 * off[0].mean()
+
+
 def test_training_beats_the_analytic_model_on_unseen_problems(small_trained: Any) -> None:
     metrics = small_trained.model.metrics
     assert metrics["efficiency"]["mean"] > 96

@@ -23,6 +23,8 @@ MIN_ROWS = 24
 _ROUNDS = 6
 _LEVEL = 0.03
 """Relative errors below this count as noise and are not weighted up further."""
+_MOST = 16.0
+"""What a row may count for: a few must not outweigh hundreds."""
 
 
 def terms_matrix(data: Dataset, features: FeatureSet) -> Array:
@@ -36,7 +38,7 @@ def calibrate(
     data: Dataset, terms: Array, train: NDArray[np.bool_], kept: Calibration | None = None
 ) -> Calibration:
     """Factors from the rows in `train`; kernels, tiles and engines in `kept` keep theirs."""
-    usable = train & data.is_ok
+    usable, is_whole = train & data.is_ok, data.is_whole[data.problem_index]
     tiles = [tile_key(k.engine, _tile(k)) for k in data.kernels]
     engines = [k.engine for k in data.kernels]
 
@@ -46,7 +48,7 @@ def calibrate(
             members = np.array([g == group for g in groups])
             rows = usable & members[data.kernel_index]
             if rows.sum() >= least:
-                found[group] = _factors(terms[rows], data.time_us[rows])
+                found[group] = _factors(terms[rows], data.time_us[rows], _counts(is_whole[rows]))
         return found
 
     found = Calibration(
@@ -70,18 +72,28 @@ def _tile(kernel: object) -> tuple[int, ...]:
     return tile
 
 
-def _factors(terms: Array, time_us: Array) -> tuple[float, ...]:
+def _counts(is_whole: NDArray[np.bool_]) -> Array:
+    """What rows count for. Problems measured as a whole show a kernel everywhere, others only where
+    it was expected to be fast: where these are more, both count the same in all.
+    """
+    whole = int(is_whole.sum())
+    share = (len(is_whole) - whole) / max(1, whole)
+    result: Array = np.where(is_whole, min(max(share, 1.0), _MOST), 1.0)
+    return result
+
+
+def _factors(terms: Array, time_us: Array, counts: Array) -> tuple[float, ...]:
     """Non-negative factors of least absolute relative error, by reweighted least squares."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     relative = terms / time_us[:, None]
     size = np.maximum(relative.max(axis=0), 1e-30)
-    weight = np.ones(len(time_us))
+    weight = np.sqrt(counts)
     factors = np.zeros(terms.shape[1])
     for _ in range(_ROUNDS):
         factors, _ = nnls(relative / size * weight[:, None], weight, maxiter=3000)
         error = np.abs(relative / size @ factors - 1)
-        weight = 1 / np.sqrt(np.maximum(error, _LEVEL))
+        weight = np.sqrt(counts) / np.sqrt(np.maximum(error, _LEVEL))
     return tuple(float(f) for f in factors / size)
 
 
