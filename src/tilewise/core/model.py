@@ -72,7 +72,7 @@ class Calibration:
 
 VENDOR = "vendor"
 """The engine of a vendor's routines, and the forest that speaks of them alone."""
-VENDOR_LEVEL = 0.04
+VENDOR_LEVEL = 0.03
 """Predicted within this of the best, the vendor's routine is taken: a wrong guess then loses
 nothing against it, and it need not be compiled. The H200's model is off by about as much on the gap
 between it and the best of ours."""
