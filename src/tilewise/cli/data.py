@@ -73,7 +73,7 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Looks for torn shards, duplicates, impossible rows, mixed times; exit 1 if any."""
+    """Looks for torn shards, duplicates, impossible rows, mixed timings; exit 1 if any."""
     from tilewise.data.check import check as run
 
     report = run(store)

@@ -111,7 +111,9 @@ def what_is_timed(policy: str) -> str:
         given = json.loads(policy)
         return json.dumps({name: given.get(name) for name in TIMED})
     except (AttributeError, ValueError):
-        raise InputError(f"a policy is no JSON object: {policy[:80]!r}") from None
+        raise InputError(
+            f"a policy is no JSON object: {policy[:80]!r}; `data check` lists such rows"
+        ) from None
 
 
 POLICIES: dict[str, Policy] = {

@@ -1,4 +1,4 @@
-"""What is wrong with a store: torn files, duplicates, rows that cannot be, mixed times."""
+"""What is wrong with a store: torn files, duplicates, impossible rows, mixed timings."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def check(path: Path | str) -> Report:
         if len(found) > 1:
             shown = "; ".join(f"{count} rows under {text}" for text, count in found.most_common(3))
             where = f"{op} {dtype} on {device} by {engine}"
-            report.add("mixed_policies", where, f"{len(found)} things were timed: {shown}")
+            report.add("mixed_policies", where, f"times of {len(found)} different things: {shown}")
     return report
 
 

@@ -24,7 +24,7 @@ _ROUNDS = 6
 _LEVEL = 0.03
 """Relative errors below this count as noise and are not weighted up further."""
 _MOST = 16.0
-"""What a row may count for: a few must not outweigh hundreds."""
+"""The most that a row weighs: a few must not outweigh hundreds."""
 
 
 def terms_matrix(data: Dataset, features: FeatureSet) -> Array:
@@ -73,8 +73,9 @@ def _tile(kernel: object) -> tuple[int, ...]:
 
 
 def _counts(is_whole: NDArray[np.bool_]) -> Array:
-    """What rows count for. Problems measured as a whole show a kernel everywhere, others only where
-    it was expected to be fast: where these are more, both count the same in all.
+    """The weight of each row. Problems measured as a whole show a kernel everywhere, others only
+    where it was expected to be fast: where these are more, those weigh as much together, up to
+    `_MOST` each.
     """
     whole = int(is_whole.sum())
     share = (len(is_whole) - whole) / max(1, whole)
