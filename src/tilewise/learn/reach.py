@@ -58,7 +58,7 @@ def measured(
     outcome = judge(data, cross.score, cross.rows)
     efficiency = np.full(len(data.problems), np.nan)
     efficiency[outcome.problems] = outcome.efficiency
-    near = nearest_outside(points, cross.fold)
+    near = nearest_outside(points, cross.fold, np.isfinite(efficiency))
     evidence = [(near, efficiency)]
     if len(data.problems) >= 4 * _REGIONS:
         progress("reach")
@@ -88,13 +88,13 @@ def regions(points: Array, count: int) -> NDArray[np.int64]:
     return nearest
 
 
-def nearest_outside(points: Array, group: NDArray[np.int64]) -> Array:
-    """Octaves from each problem to the nearest one of another group."""
+def nearest_outside(points: Array, group: NDArray[np.int64], asked: NDArray[np.bool_]) -> Array:
+    """Octaves from each problem that is asked for to the nearest one of another group."""
     result = np.full(len(points), np.inf)
-    for i, point in enumerate(points):
+    for i in np.flatnonzero(asked):
         others = points[group != group[i]]
         if len(others):
-            result[i] = np.linalg.norm(others - point, axis=1).min()
+            result[i] = np.linalg.norm(others - points[i], axis=1).min()
     return result
 
 
@@ -111,7 +111,7 @@ def _left_out(
     outcome = judge(data, score)  # of problems that were measured as a whole
     efficiency = np.full(len(data.problems), np.nan)
     efficiency[outcome.problems] = outcome.efficiency
-    return nearest_outside(points, region), efficiency
+    return nearest_outside(points, region, np.isfinite(efficiency)), efficiency
 
 
 def by_distance(distance: Array, efficiency: Array, analytic: Array) -> list[dict[str, Any]]:
