@@ -340,8 +340,11 @@ def _manifest(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ModelError(f"{path} is damaged: {_MANIFEST} is not JSON: {error}") from None
-    is_one = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
-    if not isinstance(manifest, dict) or not is_one or "schema" not in manifest:
+    if (
+        not isinstance(manifest, dict)
+        or "schema" not in manifest
+        or not isinstance(manifest.get("files"), dict)
+    ):
         raise ModelError(f"{path} is foreign: {_MANIFEST} has no schema; `train` makes models")
     schema = manifest["schema"]
     if not isinstance(schema, int) or schema > MODEL_SCHEMA:
