@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
-from tilewise.core.packed import pack, unpack
+from tilewise.core.packed import Numbers
 from tilewise.errors import ModelError
 
 MAX_THRESHOLDS = 255
@@ -26,6 +26,7 @@ _WALKS_AT_ONCE = 200_000
 """Rows times trees; more would leave the cache."""
 
 Ints = NDArray[np.int32]
+_INTS = ("node_feature", "node_bin", "left", "right", "node_start", "leaf_start", "leaf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +89,23 @@ class Forest:
         sums: NDArray[np.int64] = leaf.reshape(len(bins), -1).sum(axis=1, dtype=np.int64)
         return sums
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; numbers are exact."""
-        arrays = ("node_feature", "node_bin", "left", "right", "node_start", "leaf_start", "leaf")
+    def to_dict(self, numbers: Numbers) -> dict[str, Any]:
+        """JSON-ready, with its arrays added to `numbers`; all are exact."""
         return {
             "features": list(self.features),
-            "thresholds": [pack(t) for t in self.thresholds],
-            **{name: pack(getattr(self, name)) for name in arrays},
+            "thresholds": [numbers.put(t) for t in self.thresholds],
+            **{name: numbers.put(getattr(self, name)) for name in _INTS},
             "scale": self.scale,
             "offset": self.offset,
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any], numbers: Numbers) -> Self:
         """The forest that `to_dict` wrote; impossible structure is refused."""
-        ints = {
-            name: unpack(values[name], np.int32)
-            for name in (
-                *("node_feature", "node_bin", "left", "right"),
-                *("node_start", "leaf_start", "leaf"),
-            )
-        }
         forest = cls(
             features=tuple(values["features"]),
-            thresholds=tuple(unpack(t, np.float64) for t in values["thresholds"]),
-            **ints,
+            thresholds=tuple(numbers.get(t, np.float64) for t in values["thresholds"]),
+            **{name: numbers.get(values[name], np.int32) for name in _INTS},
             scale=float(values["scale"]),
             offset=float(values["offset"]),
         )

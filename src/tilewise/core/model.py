@@ -1,6 +1,7 @@
 """Models as values and as folders.
 
-    model.json.gz       forests (flat arrays), calibration factors, the measured problems
+    model.json          forests, calibration factors, the measured problems
+    numbers.bin         their arrays, by places that model.json names
     rank.txt.gz ...     the original LightGBM text of each forest
     feature_spec.json   the definitions of the features it uses
     manifest.json       what it is for, where it comes from, sha256 of every other file
@@ -31,12 +32,19 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
-from tilewise.core.packed import MOST_BYTES, Lines, pack, pack_lines, unpack
+from tilewise.core.packed import MOST_BYTES, Numbers
 from tilewise.errors import FileError, ModelError
 
-MODEL_SCHEMA = 3
-"""1 had plain lists in place of packed numbers, 2 no forest of the vendor's; both are read."""
-_BODY, _SPEC, _MANIFEST = "model.json.gz", "feature_spec.json", "manifest.json"
+MODEL_SCHEMA = 4
+"""1 had plain lists in place of packed numbers, 2 no forest of the vendor's, 3 its numbers in
+base64 within a compressed body; all are read."""
+_BODY, _NUMBERS, _SPEC, _MANIFEST = (
+    "model.json",
+    "numbers.bin",
+    "feature_spec.json",
+    "manifest.json",
+)
+_OLD_BODY = "model.json.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +108,26 @@ class Measured:
     problems: Sequence[str]
     """Canonical JSON, in the order of `points`."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, numbers: Numbers) -> dict[str, Any]:
         return {
             "axes": list(self.axes),
-            "points": pack(self.points.ravel(), unit=1024),
-            "efficiency": pack(np.nan_to_num(self.efficiency, nan=-1.0), unit=10_000),
+            "points": numbers.put(self.points.ravel(), unit=1024),
+            "efficiency": numbers.put(np.nan_to_num(self.efficiency, nan=-1.0), unit=10_000),
             "reach": self.reach,
-            "problems": pack_lines(self.problems),
+            "problems": numbers.put_lines(self.problems),
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Measured:
+    def from_dict(cls, values: Mapping[str, Any], numbers: Numbers) -> Measured:
         problems = values["problems"]
         if isinstance(problems, str):
             problems = problems.split("\n") if problems else ()
-        problems = Lines(**problems) if isinstance(problems, Mapping) else tuple(problems)
-        efficiency = unpack(values["efficiency"], np.float64)
+        is_packed = isinstance(problems, Mapping)
+        problems = numbers.get_lines(**problems) if is_packed else tuple(problems)
+        efficiency = numbers.get(values["efficiency"], np.float64)
         found = cls(
             axes=tuple(values["axes"]),
-            points=unpack(values["points"], np.float64).reshape(-1, len(values["axes"])),
+            points=numbers.get(values["points"], np.float64).reshape(-1, len(values["axes"])),
             efficiency=np.where(efficiency < 0, np.nan, efficiency),
             reach=float(values["reach"]),
             problems=problems,
@@ -251,15 +260,19 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
 
     `extra` holds further JSON files by name without suffix.
     """
+    numbers = Numbers()
     body = {
         "schema": MODEL_SCHEMA,
         "has_base": model.has_base,
-        "forests": {name: f.to_dict() for name, f in model.forests.items()},
+        "forests": {name: f.to_dict(numbers) for name, f in model.forests.items()},
         "calibration": model.calibration.to_dict(),
-        "measured": model.measured.to_dict(),
+        "measured": model.measured.to_dict(numbers),
     }
-    packed = _packed(json.dumps(body, separators=(",", ":")))
-    files: dict[str, bytes] = {_BODY: packed, _SPEC: _json(model.features.to_dict())}
+    files: dict[str, bytes] = {
+        _BODY: json.dumps(body, separators=(",", ":")).encode(),
+        _NUMBERS: bytes(numbers.data),
+        _SPEC: _json(model.features.to_dict()),
+    }
     files |= {f"{name}.txt.gz": _packed(text) for name, text in texts.items()}
     files |= {f"{name}.json": _json(value) for name, value in extra.items()}
     files["metrics.json"] = _json(dict(model.metrics))
@@ -269,12 +282,12 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}
     manifest = {
+        **model.manifest,
         "schema": MODEL_SCHEMA,
         "op": model.op,
         "arch": model.arch,
         "device": model.device,
         "dtypes": list(model.dtypes),
-        **model.manifest,
         "files": dict(sorted(seals.items())),
     }
     (folder / _MANIFEST).write_bytes(_json(manifest))
@@ -306,13 +319,12 @@ def load_model(folder: Path | str) -> Model:
     """The model in `folder`; damaged, foreign or newer ones are refused with the reason."""
     path = Path(folder)
     manifest = _manifest(path)
-    raw = _checked(path, _BODY, manifest)
+    is_old = manifest["schema"] < 4
+    raw = _checked(path, _OLD_BODY if is_old else _BODY, manifest)
+    numbers = Numbers(b"" if is_old else _checked(path, _NUMBERS, manifest))
     spec = _checked(path, _SPEC, manifest)
     try:
-        unpacked = zlib.decompressobj(wbits=31)
-        body = json.loads(unpacked.decompress(raw, MOST_BYTES))
-        if unpacked.unconsumed_tail:
-            raise ModelError(f"{path}: {_BODY} unpacks to more than {MOST_BYTES} bytes")
+        body = json.loads(_unpacked(path, raw) if is_old else raw)
         return Model(
             op=str(manifest["op"]),
             arch=str(manifest["arch"]),
@@ -320,14 +332,22 @@ def load_model(folder: Path | str) -> Model:
             dtypes=tuple(manifest["dtypes"]),
             has_base=bool(body["has_base"]),
             features=FeatureSet.from_dict(json.loads(spec)),
-            forests={name: Forest.from_dict(f) for name, f in body["forests"].items()},
+            forests={name: Forest.from_dict(f, numbers) for name, f in body["forests"].items()},
             calibration=Calibration.from_dict(body["calibration"]),
-            measured=Measured.from_dict(body["measured"]),
+            measured=Measured.from_dict(body["measured"], numbers),
             manifest=manifest,
             metrics=_metrics(path),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, zlib.error) as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _unpacked(path: Path, raw: bytes) -> bytes:
+    unpacked = zlib.decompressobj(wbits=31)
+    body = unpacked.decompress(raw, MOST_BYTES)
+    if unpacked.unconsumed_tail:
+        raise ModelError(f"{path}: {_OLD_BODY} unpacks to more than {MOST_BYTES} bytes")
+    return body
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Numbers and lines as text: base64 of bytes, which loads many times faster than a list."""
+"""Many arrays and lines in one run of bytes, named by short texts that JSON can hold."""
 
 from __future__ import annotations
 
+import re
 import zlib
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -13,52 +14,77 @@ from numpy.typing import NDArray
 
 MOST_BYTES = 256 * 2**20
 """Nothing is unpacked to more."""
-_WHOLE = ("u1", "i2", "i4", "i8")
+_WHOLE = ("u1", "i1", "i2", "i4", "i8")
 """Tried in this order: the first that holds all values."""
+_KIND = r"(?P<kind>u1|i1|i2|i4|i8|f8)(/(?P<unit>[1-9][0-9]*))?"
+_PLACE = re.compile(_KIND + r"@(?P<at>[0-9]+)\+(?P<count>[0-9]+)")
+_BASE64 = re.compile(_KIND + r":(?P<packed>.*)")
+"""Before schema 4 of models."""
 
 
-def pack(values: NDArray[Any], *, unit: int = 1) -> str:
-    """`TYPE:BASE64`; whole numbers in as few bytes as hold them all.
+class Numbers:
+    """Arrays one after another. `KIND@AT+COUNT` names one: its type, first byte and length;
+    `KIND/UNIT@AT+COUNT` holds whole parts of a unit."""
 
-    With a unit, `TYPE/UNIT:BASE64`: rounded to whole parts of it.
-    """
-    kind, parts = "f8", ""
-    if unit != 1:
-        values, parts = np.rint(values * unit).astype(np.int64), f"/{unit}"
-    if values.dtype.kind in "iu":
-        low, high = int(values.min(initial=0)), int(values.max(initial=0))
-        kind = next(k for k in _WHOLE if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
-    return f"{kind}{parts}:{b64encode(values.astype('<' + kind).tobytes()).decode()}"
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
 
+    def put(self, values: NDArray[Any], *, unit: int = 1) -> str:
+        """Adds an array, whole numbers in as few bytes as hold them all; its name."""
+        kind, parts = "f8", ""
+        if unit != 1:
+            values, parts = np.rint(values * unit).astype(np.int64), f"/{unit}"
+        if values.dtype.kind in "iu":
+            low, high = int(values.min(initial=0)), int(values.max(initial=0))
+            kind = next(k for k in _WHOLE if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+        at = len(self.data)
+        self.data += values.astype("<" + kind).tobytes()
+        return f"{kind}{parts}@{at}+{values.size}"
 
-def unpack(text: str | Sequence[float], dtype: type) -> NDArray[Any]:
-    """What `pack` was given; a plain list is taken as it is."""
-    if not isinstance(text, str):
-        return np.array(text, dtype)
-    kind, _, packed = text.partition(":")
-    kind, _, parts = kind.partition("/")
-    if kind not in (*_WHOLE, "f8"):
-        raise ValueError(f"numbers are packed as {kind[:8]!r}; use {', '.join(_WHOLE)} or f8")
-    values = np.frombuffer(b64decode(packed, validate=True), "<" + kind)
-    if parts:
-        if int(parts) < 1:
-            raise ValueError(f"numbers are packed in parts of {parts[:8]}")
-        values = values / int(parts)
-    if not np.can_cast(values.dtype, dtype) and not np.array_equal(values, values.astype(dtype)):
-        raise ValueError(f"numbers packed as {kind} do not fit {np.dtype(dtype).name}")
-    return values.astype(dtype)
+    def get(self, name: str | Sequence[float], dtype: type) -> NDArray[Any]:
+        """The array that `put` named; a plain list, as in schema 1 of models, is one itself."""
+        if not isinstance(name, str):
+            return np.array(name, dtype)
+        if found := _PLACE.fullmatch(name):
+            at, size = int(found["at"]), int(found["count"]) * int(found["kind"][1])
+            if at + size > len(self.data):
+                raise ValueError(f"{name} ends beyond the {len(self.data)} bytes that are there")
+            packed = memoryview(self.data)[at : at + size]
+        elif found := _BASE64.fullmatch(name):
+            packed = memoryview(b64decode(found["packed"], validate=True))
+        else:
+            raise ValueError(f"{name[:24]!r} names no numbers; use KIND@AT+COUNT")
+        values = np.frombuffer(packed, "<" + found["kind"])
+        if found["unit"]:
+            values = values / int(found["unit"])
+        if not np.can_cast(values.dtype, dtype) and not np.array_equal(
+            values, values.astype(dtype)
+        ):
+            raise ValueError(f"{name[:24]} does not fit {np.dtype(dtype).name}")
+        return values.astype(dtype)
+
+    def put_lines(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Adds lines without breaks in them; what `get_lines` takes."""
+        packed = zlib.compress("\n".join(lines).encode(), 9)
+        return {"packed": self.put(np.frombuffer(packed, np.uint8)), "count": len(lines)}
+
+    def get_lines(self, packed: str, count: int) -> Lines:
+        """The lines that `put_lines` described."""
+        is_placed = _PLACE.fullmatch(packed)
+        data = self.get(packed, np.uint8).tobytes() if is_placed else b64decode(packed)
+        return Lines(data, count)
 
 
 class Lines(Sequence[str]):
     """Many lines, of which few are ever looked at: unpacked when the first is."""
 
-    def __init__(self, packed: str, count: int) -> None:
+    def __init__(self, packed: bytes, count: int) -> None:
         self._packed, self._count = packed, count
 
     @cached_property
     def _lines(self) -> list[str]:
         unpacked = zlib.decompressobj()
-        text = unpacked.decompress(b64decode(self._packed, validate=True), MOST_BYTES).decode()
+        text = unpacked.decompress(self._packed, MOST_BYTES).decode()
         if unpacked.unconsumed_tail:
             raise ValueError(f"lines unpack to more than {MOST_BYTES} bytes")
         lines = text.split("\n") if self._count else []
@@ -75,9 +101,3 @@ class Lines(Sequence[str]):
     def __getitem__(self, at: slice) -> Sequence[str]: ...
     def __getitem__(self, at: int | slice) -> str | Sequence[str]:
         return self._lines[at]
-
-
-def pack_lines(lines: Sequence[str]) -> dict[str, Any]:
-    """Lines without breaks in them, as `Lines` takes them."""
-    packed = zlib.compress("\n".join(lines).encode(), 9)
-    return {"packed": b64encode(packed).decode(), "count": len(lines)}

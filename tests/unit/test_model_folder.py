@@ -1,0 +1,123 @@
+"""Model folders: what is written, older ones, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.core.model import Measured, load_model
+from tilewise.core.packed import Numbers
+from tilewise.errors import ModelError
+
+
+def test_a_model_loads_without_lightgbm_or_dataframes(small_model: Path) -> None:
+    code = (
+        "import sys; from tilewise.core.model import Measured, load_model; "
+        f"load_model({str(small_model)!r}); "
+        "bad = {'lightgbm', 'sklearn', 'polars', 'pandas', 'pyarrow', 'torch'} & set(sys.modules); "
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+@pytest.mark.parametrize("name", ["model.json", "numbers.bin", "feature_spec.json"])
+def test_a_flipped_byte_is_refused(small_model: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    body = bytearray((folder / name).read_bytes())
+    body[len(body) // 2] ^= 1
+    (folder / name).write_bytes(body)
+    with pytest.raises(ModelError, match=rf"{name} has sha256 .* the manifest says"):
+        load_model(folder)
+
+
+def test_a_folder_of_schema_3_is_read(small_model: Path, tmp_path: Path) -> None:
+    """Its numbers stood in base64 within one compressed body."""
+    folder = copied(small_model, tmp_path / "m")
+    numbers = Numbers((folder / "numbers.bin").read_bytes())
+
+    def in_base64(found: re.Match[str]) -> str:
+        kind, at, count = found[1], int(found[3]), int(found[4])
+        part = numbers.data[at : at + count * int(kind[1])]
+        return f"{kind}{found[2]}:{b64encode(part).decode()}"
+
+    text = re.sub(r"(\w\d)((?:/\d+)?)@(\d+)\+(\d+)", in_base64, (folder / "model.json").read_text())
+    text = text.replace('{"packed":"u1:', '{"packed":"')
+    body = gzip.compress(text.encode())
+    (folder / "model.json.gz").write_bytes(body)
+    (folder / "model.json").unlink()
+    (folder / "numbers.bin").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"schema": 3}
+    manifest["files"]["model.json.gz"] = hashlib.sha256(body).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    old, new = load_model(folder), load_model(small_model)
+    assert list(old.measured.problems) == list(new.measured.problems)
+    assert np.array_equal(old.measured.points, new.measured.points)
+    for name, forest in new.forests.items():
+        first, second = Numbers(), Numbers()
+        assert old.forests[name].to_dict(first) == forest.to_dict(second)
+        assert first.data == second.data
+
+
+def test_a_newer_schema_is_refused(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    with pytest.raises(ModelError, match=r"schema 99; this version reads up to 4\. Update"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("[]", "foreign"), ("{}", "foreign"), ("nonsense", "not JSON"), (None, "no model")],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ModelError, match=why):
+        load_model(tmp_path)
+
+
+def test_arrays_that_do_not_fit_are_refused(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    body = json.loads((folder / "model.json").read_bytes())
+    numbers = Numbers((folder / "numbers.bin").read_bytes())
+    left = numbers.get(body["forests"]["rank"]["left"], np.int32)
+    left[0] = 0  # a node that is its own child would never end
+    body["forests"]["rank"]["left"] = numbers.put(left)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {"model.json": json.dumps(body).encode(), "numbers.bin": bytes(numbers.data)}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match="do not fit together"):
+        load_model(folder)
+
+
+def test_measured_problems_of_plain_lists_are_read() -> None:
+    values = {"axes": ["at_m"], "points": [[1.0], [2.0]], "efficiency": [0.5, None], "reach": 1.0}
+    found = Measured.from_dict({**values, "problems": ["{}", "{}"]}, Numbers())
+    assert np.isnan(found.efficiency[1])
+    first, second = Numbers(), Numbers()
+    again = Measured.from_dict(found.to_dict(first), first)
+    assert again.to_dict(second) == found.to_dict(Numbers())
+    assert first.data == second.data
+    for problems in ([], "", "{}\n{}\n{}"):
+        with pytest.raises(ValueError, match="differ in number"):
+            Measured.from_dict({**values, "problems": problems}, Numbers())
