@@ -107,7 +107,8 @@ def protocols(
     of_validation = {r.problem_key for r in rows if json.loads(r.labels)["source"] == VALIDATION}
     is_validation = np.array([p.key in of_validation for p in data.problems])[data.problem_index]
     tell("trained on training_20 alone")
-    alone = trainer.score(trainer.fit(~is_validation, params))
+    fitted = trainer.fit(~is_validation, params)
+    alone = trainer.score(fitted, np.ones(len(data), bool))
     tell("five folds over all rows")
     folded = cross_validate(trainer, params, progress=tell).score
     found = {"training_20": alone, "folds": folded, "analytic": -analytic_us(data)}

@@ -37,6 +37,9 @@ def train(
     vendor_trees: Annotated[
         int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
     ] = 0,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Forests of other draws, whose mean ranks.")
+    ] = 1,
     hard_rounds: Annotated[
         int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
     ] = 0,
@@ -71,6 +74,7 @@ def train(
         leaves=leaves,
         learning_rate=learning_rate,
         vendor_trees=vendor_trees,
+        draws=draws,
         hard_rounds=hard_rounds,
         seed=seed,
         threads=threads,

@@ -75,10 +75,10 @@ def cross_validate(
         learned = ~np.isin(groups, groups[scored])[data.problem_index]
         fitted = mined(trainer, learned, params, start)
         forest, _ = beside.level(trainer, learned, params, start)
-        score[test] = trainer.score(fitted)[test]
+        score[test] = trainer.score(fitted, test)
         untold[test] = score[test]
         if trainer.asked_names:
-            untold[test] = trainer.score(fitted, is_told=False)[test]
+            untold[test] = trainer.score(fitted, test, is_told=False)
         level[test] = beside.predict_level(trainer, forest)[test]
         rounds.append(fitted.rounds)
     rows = (of_problem != SEEN)[data.problem_index]
@@ -134,7 +134,7 @@ def hard_weight(
     for number in range(count):
         out = data.of_problems(index[inner == number]) & train
         fitted = trainer.fit(train & ~out, plain, weight=weight[data.problem_index])
-        score[out] = trainer.score(fitted)[out]
+        score[out] = trainer.score(fitted, out)
     outcome = judge(data, score, train)
     loss = np.zeros(len(data.problems))
     loss[outcome.problems] = 1 - outcome.efficiency

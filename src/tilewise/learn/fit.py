@@ -14,7 +14,7 @@ from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.core.model import VENDOR, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
 from tilewise.learn.dataset import Dataset, features_of
-from tilewise.learn.forests import Lesson, Mask, grow, text_names
+from tilewise.learn.forests import Lesson, Mask, grow, grow_all, text_names, tree_count
 from tilewise.learn.params import Params
 from tilewise.learn.split import folds, held_out
 from tilewise.ops.tiling import CALIBRATED_FEATURES
@@ -101,12 +101,12 @@ class Trainer:
         """Features that depend on the problem alone."""
         return tuple(n for n in self.static_names if self.features.scopes[n] == PROBLEM)
 
-    def matrix(self, calibrated: Array) -> Array:
-        """All features, with the calibrated time of every row given."""
-        found = self.features.evaluate(
-            self.data.rows(self.features), list(CALIBRATED_FEATURES), {"calibrated_us": calibrated}
-        )
-        return np.column_stack([self.static, *found.values()])
+    def matrix(self, calibrated: Array, of: Mask | slice = slice(None)) -> Array:
+        """All features of some rows, with the calibrated time of every row given."""
+        rows = self.data.rows(self.features).only(of)
+        known = {"calibrated_us": calibrated[of]}
+        found = self.features.evaluate(rows, list(CALIBRATED_FEATURES), known)
+        return np.column_stack([self.static[of], *found.values()])
 
     def centres(self, values: Array, rows: Mask, centre: float) -> Array:
         """Per problem, the mean of values over `rows`, fast ones counting more; else 0."""
@@ -172,12 +172,11 @@ class Trainer:
         if len(apart):
             stop = self.data.of_problems(apart) & ok
             booster = grow(lesson, ok & ~stop, params, rounds, init_text=init, stop=stop)
-            before = init.count("\nTree=") if init else 0
+            before = tree_count(init)
             # The final forest sees more rows than the one that was stopped.
             rounds = min(rounds, max(1, round((booster.best_iteration - before) * 1.1)))
-        booster = grow(lesson, ok, params, rounds, init_text=init)
-        text = booster.model_to_string(importance_type="gain")
-        gains = dict(zip(lesson.names, booster.feature_importance("gain"), strict=True))
+        text, gained = grow_all(lesson, ok, params, rounds, init)
+        gains = dict(zip(lesson.names, gained, strict=True))
         return Fitted(
             params,
             calibration,
@@ -200,10 +199,7 @@ class Trainer:
         if params.vendor_trees and rows.any():
             told = self._told(lesson, rows, text_names(text) if text else ())
             every = np.ones(len(told.target), bool)
-            booster = grow(
-                told, every, _for_vendor(params), params.vendor_trees, init_text=text or None
-            )
-            text = booster.model_to_string()
+            text, _ = grow_all(told, every, _for_vendor(params), params.vendor_trees, text or None)
         return (from_lightgbm(text, text_names(text)) if text else None), text
 
     def _told(self, lesson: Lesson, rows: Mask, names: tuple[str, ...]) -> Lesson:
@@ -265,20 +261,19 @@ class Trainer:
         result: Array = share[own]
         return result
 
-    def score(self, fitted: Fitted, *, is_told: bool = True) -> Array:
-        """What a fitted ranking says about every row, told what the vendor's would do or not."""
+    def score(self, fitted: Fitted, of: Mask, *, is_told: bool = True) -> Array:
+        """What a fitted ranking says about some rows, told what the vendor's would do or not."""
         times = total_us(self.terms, self.data, kernel_factors(self.data, fitted.calibration))
-        matrix = self.matrix(times)
-        place = {name: i for i, name in enumerate(self.names)}
-        columns = matrix[:, [place[n] for n in fitted.forest.features]]
-        score = fitted.forest.predict(columns)
+        matrix, names = self.matrix(times, of), (*self.names, *self.asked_names)
+        place = {name: i for i, name in enumerate(names)}
+        score = fitted.forest.predict(matrix[:, [place[n] for n in fitted.forest.features]])
         if fitted.vendor is not None:
-            asked = self.asked if is_told else np.zeros_like(self.asked)
-            place = {name: i for i, name in enumerate((*self.names, *self.asked_names))}
-            matrix = np.column_stack([matrix[self.is_vendor], asked])
-            names = [place[n] for n in fitted.vendor.features]
-            score[self.is_vendor] = fitted.vendor.predict(matrix[:, names])
-        return score - log2(times) if fitted.params.has_base else score
+            own = self.is_vendor[of]
+            asked = self.asked[of[self.is_vendor]]
+            matrix = np.column_stack([matrix[own], asked if is_told else np.zeros_like(asked)])
+            columns = matrix[:, [place[n] for n in fitted.vendor.features]]
+            score[own] = fitted.vendor.predict(columns)
+        return score - log2(times[of]) if fitted.params.has_base else score
 
     def behind_best(self, rows: Mask) -> Array:
         """Octaves behind the fastest row of the same problem, at most 0 and at least -4."""

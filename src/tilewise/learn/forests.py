@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,14 +82,20 @@ def grow(
     *,
     init_text: str | None = None,
     stop: Mask | None = None,
+    draw: int = 0,
 ) -> Any:
-    """A LightGBM booster of `rows`; with `stop`, its `best_iteration` is judged on those."""
+    """A LightGBM booster of `rows`; with `stop`, its `best_iteration` is judged on those.
+
+    Every `draw` gives each tree other rows and columns, cut at the same thresholds.
+    """
     import lightgbm
 
     made = lightgbm.Dataset(
         **_part(lesson, rows, params), feature_name=list(lesson.names), free_raw_data=False
     )
     settings = params.lightgbm(**_SETTINGS.get(params.objective, {}))
+    if draw:
+        settings |= dict.fromkeys(("bagging_seed", "feature_fraction_seed"), params.seed + draw)
     init = lightgbm.Booster(model_str=init_text) if init_text else None
     if stop is None:
         return lightgbm.train(settings, made, trees, init_model=init)
@@ -95,6 +104,55 @@ def grow(
     return lightgbm.train(
         settings, made, trees, valid_sets=[held], callbacks=[callback], init_model=init
     )
+
+
+def grow_all(
+    lesson: Lesson, rows: Mask, params: Params, trees: int, init_text: str | None = None
+) -> tuple[str, Array]:
+    """The mean of `params.draws` boosters as one LightGBM text, and what each column gained."""
+    boosters = [
+        grow(lesson, rows, params, trees, init_text=init_text, draw=draw)
+        for draw in range(params.draws)
+    ]
+    texts = [b.model_to_string(importance_type="gain") for b in boosters]
+    gains: Array = np.mean([b.feature_importance("gain") for b in boosters], axis=0)
+    return mean_text(texts, tree_count(init_text)), gains
+
+
+def tree_count(text: str | None) -> int:
+    """The trees in a LightGBM text."""
+    return text.count("\nTree=") if text else 0
+
+
+def mean_text(texts: Sequence[str], shared: int = 0) -> str:
+    """One LightGBM text that predicts the mean of several, which were grown on the same columns.
+
+    Their first `shared` trees, those of a warm start, are the same in all and stay.
+    """
+    if len(texts) == 1:
+        return texts[0]
+    head, *trees = _blocks(texts[0])
+    trees = trees[:shared]
+    for text in texts:
+        trees += [
+            _LEAVES.sub(partial(_divided, len(texts)), t) for t in _blocks(text)[1 + shared :]
+        ]
+    head = re.sub(r"^tree_sizes=.*\n", "", head, flags=re.MULTILINE)
+    numbered = [f"Tree={i}\n{tree}" for i, tree in enumerate(trees)]
+    return f"{head}\n{''.join(numbered)}end of trees\n"
+
+
+_LEAVES = re.compile(r"(?<=^leaf_value=).*$", re.MULTILINE)
+
+
+def _blocks(text: str) -> list[str]:
+    """What stands before the trees, then each tree without its number."""
+    head, *trees = text.partition("\nend of trees")[0].split("\nTree=")
+    return [head, *(tree.partition("\n")[2] + "\n" for tree in trees)]
+
+
+def _divided(by: int, leaves: re.Match[str]) -> str:
+    return " ".join(repr(float(value) / by) for value in leaves[0].split())
 
 
 _SETTINGS: dict[str, dict[str, Any]] = {

@@ -45,6 +45,9 @@ class Params:
     """Trees in a row that may bring the third split nothing; 0 grows all of them unasked."""
     targets: tuple[str, ...] = ()
     """Absolute quantities to learn beside the ranking."""
+    draws: int = 1
+    """Forests whose mean ranks, each grown with other draws of rows and columns: between kernels
+    that are almost equally fast, the errors of one are mostly chance."""
     seed: int = 0
     threads: int = 1
 
@@ -61,6 +64,8 @@ class Params:
                 "scores of regressions compare between forests; use objective=regression, or "
                 "vendor_trees=0"
             )
+        if self.draws < 1:
+            raise InputError(f"draws is {self.draws}; use 1 or more")
         if not 2 <= self.leaves <= 255 or not 1 <= self.max_bin <= 255:
             raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
 
@@ -72,7 +77,7 @@ class Params:
     def light(self, trees: int) -> Params:
         """The same with no more than so many trees, all of them grown once."""
         fewer = {n: min(getattr(self, n), trees) for n in ("trees", "vendor_trees")}
-        return replace(self, patience=0, hard_rounds=0, **fewer)
+        return replace(self, patience=0, hard_rounds=0, draws=1, **fewer)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "targets": list(self.targets)}

@@ -107,8 +107,9 @@ def _left_out(
     score = np.zeros(len(data))
     for number in np.unique(region):
         test = (region == number)[data.problem_index]
-        score[test] = trainer.score(trainer.fit(~test, light))[test]
-    outcome = judge(data, score)  # of problems that were measured as a whole
+        judged = test & data.is_whole[data.problem_index]
+        score[judged] = trainer.score(trainer.fit(~test, light), judged)
+    outcome = judge(data, score)
     efficiency = np.full(len(data.problems), np.nan)
     efficiency[outcome.problems] = outcome.efficiency
     return nearest_outside(points, region, np.isfinite(efficiency)), efficiency
