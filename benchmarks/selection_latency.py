@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,18 @@ def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], li
     forests = [n for n in ("rank", VENDOR) if n in selector.model.forests]
     boosters = [lightgbm.Booster(model_str=forest_text(folder, name)) for name in forests]
     is_vendor = np.array([k.engine == VENDOR for k in selector.kernels])
-    names = boosters[0].feature_name()
     plain = NumpyScorer(selector.model, selector.kernels, selector.arch)
     features = selector.model.features
-    known = [n for n in names if n in features.features]
+    named = [booster.feature_name() for booster in boosters]
+    known = [n for n in dict.fromkeys(chain(*named)) if n in features.features]
+    zero = np.zeros(len(selector.kernels))
 
     def rank(problem: Problem) -> list[Kernel]:
         found = features.evaluate(plain.rows(problem), [*known, "calibrated_us"])
-        zero = np.zeros(len(selector.kernels))
-        matrix = np.column_stack([found.get(n, zero) for n in names])
-        score = boosters[0].predict(matrix, num_threads=1)
+        matrices = [np.column_stack([found.get(n, zero) for n in names]) for names in named]
+        score = boosters[0].predict(matrices[0], num_threads=1)
         if is_vendor.any() and boosters[1:]:
-            score[is_vendor] = boosters[1].predict(matrix[is_vendor], num_threads=1)
+            score[is_vendor] = boosters[1].predict(matrices[1][is_vendor], num_threads=1)
         score = score - np.log2(found["calibrated_us"])
         return [selector.kernels[i] for i in np.argsort(-score, kind="stable")]
 
