@@ -141,7 +141,7 @@ class Forest:
 def from_lightgbm(text: str, names: Sequence[str]) -> Forest:
     """The forest of a LightGBM model file trained on the columns `names`, numeric splits only."""
     trees = [_tree(block) for block in text.split("\nTree=")[1:]]
-    offset = sum(float(t["leaf_value"][0]) for t in trees if t["num_leaves"] == 1)
+    offset = sum((float(t["leaf_value"][0]) for t in trees if t["num_leaves"] == 1), 0.0)
     trees = [t for t in trees if t["num_leaves"] > 1]
     used = sorted({f for t in trees for f in t["split_feature"]})
     column = {f: i for i, f in enumerate(used)}
