@@ -76,7 +76,7 @@ def test_train_reports_what_it_learned(trained: tuple[Path, dict[str, Any]]) -> 
     folder, report = trained
     assert report["efficiency"]["mean"] > 90
     assert report["noise_ceiling"]["mean"] <= 100
-    assert (folder / "numbers.bin").is_file()
+    assert (folder / "numbers.gz").is_file()
     assert (folder / "folds.json").is_file()
 
 

@@ -36,7 +36,7 @@ def copied(folder: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["model.json", "numbers.bin", "feature_spec.json"])
+@pytest.mark.parametrize("name", ["model.json.gz", "numbers.gz", "feature_spec.json"])
 def test_a_flipped_byte_is_refused(small_model: Path, tmp_path: Path, name: str) -> None:
     folder = copied(small_model, tmp_path / "m")
     body = bytearray((folder / name).read_bytes())
@@ -46,25 +46,34 @@ def test_a_flipped_byte_is_refused(small_model: Path, tmp_path: Path, name: str)
         load_model(folder)
 
 
+def rewritten(folder: Path, schema: int = 4, **texts: bytes) -> None:
+    """Puts other contents into a model's compressed files, sealed as they should be."""
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"schema": schema}
+    for name, text in texts.items():
+        path = folder / {"body": "model.json.gz", "numbers": "numbers.gz"}[name]
+        path.write_bytes(gzip.compress(text))
+        manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def contents(folder: Path) -> tuple[str, Numbers]:
+    body, numbers = ((folder / n).read_bytes() for n in ("model.json.gz", "numbers.gz"))
+    return gzip.decompress(body).decode(), Numbers(gzip.decompress(numbers))
+
+
 def test_a_folder_of_schema_3_is_read(small_model: Path, tmp_path: Path) -> None:
-    """Its numbers stood in base64 within one compressed body."""
+    """Its numbers stood among the rest, in base64."""
     folder = copied(small_model, tmp_path / "m")
-    numbers = Numbers((folder / "numbers.bin").read_bytes())
+    text, numbers = contents(folder)
 
     def in_base64(found: re.Match[str]) -> str:
         kind, at, count = found[1], int(found[3]), int(found[4])
         part = numbers.data[at : at + count * int(kind[1])]
         return f"{kind}{found[2]}:{b64encode(part).decode()}"
 
-    text = re.sub(r"(\w\d)((?:/\d+)?)@(\d+)\+(\d+)", in_base64, (folder / "model.json").read_text())
-    text = text.replace('{"packed":"u1:', '{"packed":"')
-    body = gzip.compress(text.encode())
-    (folder / "model.json.gz").write_bytes(body)
-    (folder / "model.json").unlink()
-    (folder / "numbers.bin").unlink()
-    manifest = json.loads((folder / "manifest.json").read_text()) | {"schema": 3}
-    manifest["files"]["model.json.gz"] = hashlib.sha256(body).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    text = re.sub(r"(\w\d)((?:/\d+)?)@(\d+)\+(\d+)", in_base64, text)
+    rewritten(folder, 3, body=text.replace('{"packed":"u1:', '{"packed":"').encode())
+    (folder / "numbers.gz").unlink()
     old, new = load_model(folder), load_model(small_model)
     assert list(old.measured.problems) == list(new.measured.problems)
     assert np.array_equal(old.measured.points, new.measured.points)
@@ -93,19 +102,22 @@ def test_what_is_no_model_is_refused(tmp_path: Path, text: str | None, why: str)
         load_model(tmp_path)
 
 
+def test_numbers_that_are_missing_are_refused(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    _, numbers = contents(folder)
+    rewritten(folder, numbers=bytes(numbers.data[:-1]))
+    with pytest.raises(ModelError, match=r"damaged: ValueError: .* ends beyond"):
+        load_model(folder)
+
+
 def test_arrays_that_do_not_fit_are_refused(small_model: Path, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "m")
-    body = json.loads((folder / "model.json").read_bytes())
-    numbers = Numbers((folder / "numbers.bin").read_bytes())
+    text, numbers = contents(folder)
+    body = json.loads(text)
     left = numbers.get(body["forests"]["rank"]["left"], np.int32)
     left[0] = 0  # a node that is its own child would never end
     body["forests"]["rank"]["left"] = numbers.put(left)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    files = {"model.json": json.dumps(body).encode(), "numbers.bin": bytes(numbers.data)}
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-        manifest["files"][name] = hashlib.sha256(data).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rewritten(folder, body=json.dumps(body).encode(), numbers=bytes(numbers.data))
     with pytest.raises(ModelError, match="do not fit together"):
         load_model(folder)
 

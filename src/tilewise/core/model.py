@@ -1,7 +1,7 @@
 """Models as values and as folders.
 
-    model.json          forests, calibration factors, the measured problems
-    numbers.bin         their arrays, by places that model.json names
+    model.json.gz       forests, calibration factors, the measured problems
+    numbers.gz          their arrays, at the places that model.json.gz names
     rank.txt.gz ...     the original LightGBM text of each forest
     feature_spec.json   the definitions of the features it uses
     manifest.json       what it is for, where it comes from, sha256 of every other file
@@ -37,14 +37,9 @@ from tilewise.errors import FileError, ModelError
 
 MODEL_SCHEMA = 4
 """1 had plain lists in place of packed numbers, 2 no forest of the vendor's, 3 its numbers in
-base64 within a compressed body; all are read."""
-_BODY, _NUMBERS, _SPEC, _MANIFEST = (
-    "model.json",
-    "numbers.bin",
-    "feature_spec.json",
-    "manifest.json",
-)
-_OLD_BODY = "model.json.gz"
+base64 among the rest; all are read."""
+_BODY, _NUMBERS = "model.json.gz", "numbers.gz"
+_SPEC, _MANIFEST = "feature_spec.json", "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +264,11 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
         "measured": model.measured.to_dict(numbers),
     }
     files: dict[str, bytes] = {
-        _BODY: json.dumps(body, separators=(",", ":")).encode(),
-        _NUMBERS: bytes(numbers.data),
+        _BODY: _packed(json.dumps(body, separators=(",", ":")).encode()),
+        _NUMBERS: _packed(numbers.data),
         _SPEC: _json(model.features.to_dict()),
     }
-    files |= {f"{name}.txt.gz": _packed(text) for name, text in texts.items()}
+    files |= {f"{name}.txt.gz": _packed(text.encode()) for name, text in texts.items()}
     files |= {f"{name}.json": _json(value) for name, value in extra.items()}
     files["metrics.json"] = _json(dict(model.metrics))
     for name, data in files.items():
@@ -293,9 +288,9 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     (folder / _MANIFEST).write_bytes(_json(manifest))
 
 
-def _packed(text: str) -> bytes:
+def _packed(data: bytes | bytearray) -> bytes:
     """Without a time stamp: equal models are equal bytes."""
-    return gzip.compress(text.encode(), 9, mtime=0)
+    return gzip.compress(data, 9, mtime=0)
 
 
 def forest_text(folder: Path, name: str) -> str:
@@ -319,12 +314,11 @@ def load_model(folder: Path | str) -> Model:
     """The model in `folder`; damaged, foreign or newer ones are refused with the reason."""
     path = Path(folder)
     manifest = _manifest(path)
-    is_old = manifest["schema"] < 4
-    raw = _checked(path, _OLD_BODY if is_old else _BODY, manifest)
-    numbers = Numbers(b"" if is_old else _checked(path, _NUMBERS, manifest))
-    spec = _checked(path, _SPEC, manifest)
     try:
-        body = json.loads(_unpacked(path, raw) if is_old else raw)
+        spec = _checked(path, _SPEC, manifest)
+        body = json.loads(_unpacked(path, _BODY, manifest))
+        has_numbers = manifest["schema"] >= 4
+        numbers = Numbers(_unpacked(path, _NUMBERS, manifest) if has_numbers else b"")
         return Model(
             op=str(manifest["op"]),
             arch=str(manifest["arch"]),
@@ -342,12 +336,13 @@ def load_model(folder: Path | str) -> Model:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _unpacked(path: Path, raw: bytes) -> bytes:
+def _unpacked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """What a compressed file holds."""
     unpacked = zlib.decompressobj(wbits=31)
-    body = unpacked.decompress(raw, MOST_BYTES)
+    data = unpacked.decompress(_checked(path, name, manifest), MOST_BYTES)
     if unpacked.unconsumed_tail:
-        raise ModelError(f"{path}: {_OLD_BODY} unpacks to more than {MOST_BYTES} bytes")
-    return body
+        raise ModelError(f"{path}: {name} unpacks to more than {MOST_BYTES} bytes")
+    return data
 
 
 def _manifest(path: Path) -> dict[str, Any]:
