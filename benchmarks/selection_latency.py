@@ -87,10 +87,11 @@ def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], li
 
     def rank(problem: Problem) -> list[Kernel]:
         found = features.evaluate(plain.rows(problem), [*known, "calibrated_us"])
-        matrices = [np.column_stack([found.get(n, zero) for n in names]) for names in named]
-        score = boosters[0].predict(matrices[0], num_threads=1)
+        matrix = np.column_stack([found.get(n, zero) for n in named[0]])
+        score = boosters[0].predict(matrix, num_threads=1)
         if is_vendor.any() and boosters[1:]:
-            score[is_vendor] = boosters[1].predict(matrices[1][is_vendor], num_threads=1)
+            matrix = np.column_stack([found.get(n, zero)[is_vendor] for n in named[1]])
+            score[is_vendor] = boosters[1].predict(matrix, num_threads=1)
         score = score - np.log2(found["calibrated_us"])
         return [selector.kernels[i] for i in np.argsort(-score, kind="stable")]
 

@@ -66,7 +66,8 @@ def run(*words: Any) -> Any:
 def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("trained") / "model"
     done = run(
-        "train", store, "--out", folder, "--trees", 30, "--leaves", 8, "--folds", 3, "--json"
+        *("train", store, "--out", folder, "--trees", 30, "--leaves", 8, "--folds", 3),
+        *("--draws", 2, "--json"),
     )
     assert done.exit_code == 0
     return folder, json.loads(done.stdout)
@@ -77,6 +78,8 @@ def test_train_reports_what_it_learned(trained: tuple[Path, dict[str, Any]]) -> 
     assert report["efficiency"]["mean"] > 90
     assert report["noise_ceiling"]["mean"] <= 100
     assert (folder / "numbers.gz").is_file()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert report["trees"] == manifest["trees"] == 2 * manifest["rounds"]
     assert (folder / "folds.json").is_file()
 
 

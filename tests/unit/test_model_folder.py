@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.core.model import Measured, load_model
+from tilewise.core.model import Measured, load_model, save_model
 from tilewise.core.packed import Numbers
 from tilewise.errors import ModelError
 
@@ -82,6 +82,10 @@ def test_a_folder_of_schema_3_is_read(small_model: Path, tmp_path: Path) -> None
         assert old.forests[name].to_dict(first) == forest.to_dict(second)
         assert first.data == second.data
 
+    save_model(old, tmp_path, {})
+    assert json.loads((tmp_path / "manifest.json").read_text())["schema"] == 4
+    assert load_model(tmp_path).forests.keys() == new.forests.keys()
+
 
 def test_a_newer_schema_is_refused(small_model: Path, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "m")
@@ -110,13 +114,26 @@ def test_numbers_that_are_missing_are_refused(small_model: Path, tmp_path: Path)
         load_model(folder)
 
 
-def test_arrays_that_do_not_fit_are_refused(small_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("left", 0),
+        ("right", -(2**20)),
+        ("node_start", 1),
+        ("leaf_start", -1),
+        ("node_feature", 999),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(
+    small_model: Path, tmp_path: Path, name: str, value: int
+) -> None:
+    """A node that is its own child, say, would never end."""
     folder = copied(small_model, tmp_path / "m")
     text, numbers = contents(folder)
     body = json.loads(text)
-    left = numbers.get(body["forests"]["rank"]["left"], np.int32)
-    left[0] = 0  # a node that is its own child would never end
-    body["forests"]["rank"]["left"] = numbers.put(left)
+    array = numbers.get(body["forests"]["rank"][name], np.int32)
+    array[0] = value
+    body["forests"]["rank"][name] = numbers.put(array)
     rewritten(folder, body=json.dumps(body).encode(), numbers=bytes(numbers.data))
     with pytest.raises(ModelError, match="do not fit together"):
         load_model(folder)
@@ -133,3 +150,26 @@ def test_measured_problems_of_plain_lists_are_read() -> None:
     for problems in ([], "", "{}\n{}\n{}"):
         with pytest.raises(ValueError, match="differ in number"):
             Measured.from_dict({**values, "problems": problems}, Numbers())
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(b"[" * 100_000, "RecursionError"), (b"[]", "TypeError"), (b"{}", "KeyError"), (b"", "JSON")],
+)
+def test_a_body_that_is_none_is_refused(
+    small_model: Path, tmp_path: Path, body: bytes, why: str
+) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    rewritten(folder, body=body)
+    with pytest.raises(ModelError, match=f"damaged: .*{why}"):
+        load_model(folder)
+
+
+def test_lists_of_lists_are_no_thresholds(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    text, _ = contents(folder)
+    body = json.loads(text)
+    body["forests"]["rank"]["thresholds"][0] = [[1.0, 2.0]]
+    rewritten(folder, body=json.dumps(body).encode())
+    with pytest.raises(ModelError, match="do not fit together"):
+        load_model(folder)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewise.core.packed import Lines, Numbers
+from tilewise.core import packed as module
+from tilewise.core.packed import Lines, Numbers, inflated
+from tilewise.errors import ModelError
 
 KINDS = [
     (np.array([0, 255]), "u1"),
@@ -82,5 +84,19 @@ def test_lines_are_unpacked_when_looked_at(lines: list[str]) -> None:
     old = numbers.get_lines(b64encode(packed).decode(), len(lines))
     assert list(old) == lines
     if lines:
-        with pytest.raises(ValueError, match="were promised"):
+        with pytest.raises(ModelError, match="were promised"):
             Lines(packed, len(lines) + 1)[0]
+        with pytest.raises(ModelError, match="ends too early"):
+            Lines(packed[:-1], len(lines))[0]
+        with pytest.raises(ModelError, match="problems are damaged"):
+            Lines(b"?" + packed, len(lines))[0]
+        with pytest.raises(ValueError, match="base64"):
+            numbers.get_lines("!!!!", 1)
+
+
+def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = zlib.compress(bytes(1000))
+    assert inflated(packed, zlib.MAX_WBITS) == bytes(1000)
+    monkeypatch.setattr(module, "MOST_BYTES", 999)
+    with pytest.raises(ValueError, match="more than 999 bytes"):
+        inflated(packed, zlib.MAX_WBITS)

@@ -95,6 +95,15 @@ def test_data_without_it_gives_what_it_gave(vendor_data: Dataset) -> None:
     assert np.array_equal(told, untold)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_some_rows_score_as_they_do_among_all(told_data: Dataset, is_told: bool) -> None:
+    trainer, every = Trainer(told_data), np.ones(len(told_data), bool)
+    fitted = trainer.fit(every, PARAMS)
+    score = trainer.score(fitted, every, is_told=is_told)
+    for some in (np.arange(len(every)) % 3 == 1, trainer.is_vendor, ~every):
+        assert np.array_equal(trainer.score(fitted, some, is_told=is_told), score[some])
+
+
 def test_its_identity_is_the_datas(told_data: Dataset) -> None:
     assert replace(told_data, tactics={}).digest != told_data.digest
 

@@ -38,7 +38,7 @@ def train(
         int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
     ] = 0,
     draws: Annotated[
-        int, typer.Option(min=1, help="Forests of other draws, whose mean ranks.")
+        int, typer.Option(min=1, help="Forests grown on other rows and columns; their mean ranks.")
     ] = 1,
     hard_rounds: Annotated[
         int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")

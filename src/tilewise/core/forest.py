@@ -116,13 +116,15 @@ class Forest:
         nodes = len(self.node_feature)
         trees = len(self.node_start)
         sound = (
-            len(self.thresholds) == len(self.features)
+            all(a.ndim == 1 for a in (*self.thresholds, *(getattr(self, n) for n in _INTS)))
+            and len(self.thresholds) == len(self.features)
             and all(len(t) <= MAX_THRESHOLDS for t in self.thresholds)
             and trees == len(self.leaf_start) >= 1
             and len(self.node_bin) == len(self.left) == len(self.right) == nodes
-            and int(self.node_start[-1]) == nodes
-            and int(self.leaf_start[-1]) == len(self.leaf)
+            and self.node_start[[0, -1]].tolist() == [0, nodes]
+            and self.leaf_start[[0, -1]].tolist() == [0, len(self.leaf)]
             and bool(np.all(np.diff(self.node_start) == np.diff(self.leaf_start) - 1))
+            and bool(np.all(np.diff(self.node_start) >= 0))
         )
         if sound and nodes:
             sizes = np.diff(self.node_start)

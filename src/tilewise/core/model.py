@@ -2,7 +2,7 @@
 
     model.json.gz       forests, calibration factors, the measured problems
     numbers.gz          their arrays, at the places that model.json.gz names
-    rank.txt.gz ...     the original LightGBM text of each forest
+    rank.txt.gz ...     the LightGBM text of each forest, of several draws their mean
     feature_spec.json   the definitions of the features it uses
     manifest.json       what it is for, where it comes from, sha256 of every other file
     metrics.json        cross-validation
@@ -32,13 +32,15 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import FeatureSet, Rows
 from tilewise.core.forest import Forest
-from tilewise.core.packed import MOST_BYTES, Numbers
+from tilewise.core.packed import Numbers, inflated
 from tilewise.errors import FileError, ModelError
 
 MODEL_SCHEMA = 4
 """1 had plain lists in place of packed numbers, 2 no forest of the vendor's, 3 its numbers in
 base64 among the rest; all are read."""
 _BODY, _NUMBERS = "model.json.gz", "numbers.gz"
+_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+_GZIP = zlib.MAX_WBITS | 16
 _SPEC, _MANIFEST = "feature_spec.json", "manifest.json"
 
 
@@ -332,17 +334,16 @@ def load_model(folder: Path | str) -> Model:
             manifest=manifest,
             metrics=_metrics(path),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, zlib.error) as error:
+    except _DAMAGES as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _unpacked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
     """What a compressed file holds."""
-    unpacked = zlib.decompressobj(wbits=31)
-    data = unpacked.decompress(_checked(path, name, manifest), MOST_BYTES)
-    if unpacked.unconsumed_tail:
-        raise ModelError(f"{path}: {name} unpacks to more than {MOST_BYTES} bytes")
-    return data
+    try:
+        return inflated(_checked(path, name, manifest), _GZIP)
+    except (ValueError, zlib.error) as error:
+        raise ModelError(f"{path} is damaged: {name}: {error}") from None
 
 
 def _manifest(path: Path) -> dict[str, Any]:

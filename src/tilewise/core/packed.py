@@ -12,11 +12,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.errors import ModelError
+
 MOST_BYTES = 256 * 2**20
 """Nothing is unpacked to more."""
 _WHOLE = ("u1", "i1", "i2", "i4", "i8")
 """Tried in this order: the first that holds all values."""
-_KIND = r"(?P<kind>u1|i1|i2|i4|i8|f8)(/(?P<unit>[1-9][0-9]*))?"
+_KIND = rf"(?P<kind>{'|'.join((*_WHOLE, 'f8'))})(/(?P<unit>[1-9][0-9]*))?"
 _PLACE = re.compile(_KIND + r"@(?P<at>[0-9]+)\+(?P<count>[0-9]+)")
 _BASE64 = re.compile(_KIND + r":(?P<packed>.*)")
 """Before schema 4 of models."""
@@ -48,10 +50,12 @@ class Numbers:
         if found := _PLACE.fullmatch(name):
             at, size = int(found["at"]), int(found["count"]) * int(found["kind"][1])
             if at + size > len(self.data):
-                raise ValueError(f"{name} ends beyond the {len(self.data)} bytes that are there")
-            packed = memoryview(self.data)[at : at + size]
+                raise ValueError(
+                    f"{name[:24]} ends beyond the {len(self.data)} bytes that are there"
+                )
+            packed = bytes(self.data[at : at + size])
         elif found := _BASE64.fullmatch(name):
-            packed = memoryview(b64decode(found["packed"], validate=True))
+            packed = b64decode(found["packed"], validate=True)
         else:
             raise ValueError(f"{name[:24]!r} names no numbers; use KIND@AT+COUNT")
         values = np.frombuffer(packed, "<" + found["kind"])
@@ -70,9 +74,20 @@ class Numbers:
 
     def get_lines(self, packed: str, count: int) -> Lines:
         """The lines that `put_lines` described."""
-        is_placed = _PLACE.fullmatch(packed)
-        data = self.get(packed, np.uint8).tobytes() if is_placed else b64decode(packed)
-        return Lines(data, count)
+        if _PLACE.fullmatch(packed):
+            return Lines(self.get(packed, np.uint8).tobytes(), count)
+        return Lines(b64decode(packed, validate=True), count)
+
+
+def inflated(data: bytes, wbits: int) -> bytes:
+    """What zlib packed, whole and of a bearable size."""
+    unpacked = zlib.decompressobj(wbits)
+    found = unpacked.decompress(data, MOST_BYTES)
+    if unpacked.unconsumed_tail:
+        raise ValueError(f"more than {MOST_BYTES} bytes are packed")
+    if not unpacked.eof:
+        raise ValueError("what is packed ends too early")
+    return found
 
 
 class Lines(Sequence[str]):
@@ -83,13 +98,13 @@ class Lines(Sequence[str]):
 
     @cached_property
     def _lines(self) -> list[str]:
-        unpacked = zlib.decompressobj()
-        text = unpacked.decompress(self._packed, MOST_BYTES).decode()
-        if unpacked.unconsumed_tail:
-            raise ValueError(f"lines unpack to more than {MOST_BYTES} bytes")
+        try:
+            text = inflated(self._packed, zlib.MAX_WBITS).decode()
+        except (ValueError, zlib.error) as error:
+            raise ModelError(f"the model's problems are damaged: {error}") from None
         lines = text.split("\n") if self._count else []
         if len(lines) != self._count:
-            raise ValueError(f"{len(lines)} lines are packed, {self._count} were promised")
+            raise ModelError(f"{len(lines)} lines are packed, {self._count} were promised")
         return lines
 
     def __len__(self) -> int:

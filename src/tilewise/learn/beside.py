@@ -43,10 +43,10 @@ def level(
     return from_lightgbm(text, names), text
 
 
-def predict_level(trainer: Trainer, forest: Forest) -> Array:
-    """The level of every row's problem."""
+def predict_level(trainer: Trainer, forest: Forest, of: Mask) -> Array:
+    """The level of some rows' problems."""
     place = {name: i for i, name in enumerate(trainer.static_names)}
-    return forest.predict(trainer.static[:, [place[n] for n in forest.features]])
+    return forest.predict(trainer.static[of][:, [place[n] for n in forest.features]])
 
 
 def absolute(trainer: Trainer, target: str, train: Mask, params: Params) -> tuple[Forest, str]:

@@ -77,9 +77,9 @@ def cross_validate(
         forest, _ = beside.level(trainer, learned, params, start)
         score[test] = trainer.score(fitted, test)
         untold[test] = score[test]
-        if trainer.asked_names:
-            untold[test] = trainer.score(fitted, test, is_told=False)
-        level[test] = beside.predict_level(trainer, forest)[test]
+        asked = test & trainer.is_vendor
+        untold[asked] = trainer.score(fitted, asked, is_told=False)
+        level[test] = beside.predict_level(trainer, forest, test)
         rounds.append(fitted.rounds)
     rows = (of_problem != SEEN)[data.problem_index]
     predicted_us = np.exp2(level - score)

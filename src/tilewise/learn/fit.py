@@ -57,7 +57,7 @@ class Fitted:
     forest: Forest
     text: str
     rounds: int
-    """Trees that were grown here, beside those of a warm start."""
+    """Trees that every draw grew here, beside those of a warm start."""
     apart: NDArray[np.int64]
     """Problems that decided `rounds`; empty where none were set apart."""
     importances: Mapping[str, float] = field(default_factory=dict)

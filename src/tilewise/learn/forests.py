@@ -95,7 +95,8 @@ def grow(
     )
     settings = params.lightgbm(**_SETTINGS.get(params.objective, {}))
     if draw:
-        settings |= dict.fromkeys(("bagging_seed", "feature_fraction_seed"), params.seed + draw)
+        own = 1000 * params.seed + draw
+        settings |= {"bagging_seed": own, "feature_fraction_seed": own}
     init = lightgbm.Booster(model_str=init_text) if init_text else None
     if stop is None:
         return lightgbm.train(settings, made, trees, init_model=init)
@@ -132,17 +133,16 @@ def mean_text(texts: Sequence[str], shared: int = 0) -> str:
     if len(texts) == 1:
         return texts[0]
     head, *trees = _blocks(texts[0])
-    trees = trees[:shared]
-    for text in texts:
-        trees += [
-            _LEAVES.sub(partial(_divided, len(texts)), t) for t in _blocks(text)[1 + shared :]
-        ]
+    divided = partial(_divided, len(texts))
+    own = [tree for text in texts for tree in _blocks(text)[1 + shared :]]
+    trees = [*trees[:shared], *(_SUMS.sub(divided, tree) for tree in own)]
     head = re.sub(r"^tree_sizes=.*\n", "", head, flags=re.MULTILINE)
     numbered = [f"Tree={i}\n{tree}" for i, tree in enumerate(trees)]
     return f"{head}\n{''.join(numbered)}end of trees\n"
 
 
-_LEAVES = re.compile(r"(?<=^leaf_value=).*$", re.MULTILINE)
+_SUMS = re.compile(r"^(leaf_value|split_gain|internal_value)=(.*)$", re.MULTILINE)
+"""What adds up over trees."""
 
 
 def _blocks(text: str) -> list[str]:
@@ -151,8 +151,8 @@ def _blocks(text: str) -> list[str]:
     return [head, *(tree.partition("\n")[2] + "\n" for tree in trees)]
 
 
-def _divided(by: int, leaves: re.Match[str]) -> str:
-    return " ".join(repr(float(value) / by) for value in leaves[0].split())
+def _divided(by: int, line: re.Match[str]) -> str:
+    return f"{line[1]}={' '.join(repr(float(value) / by) for value in line[2].split())}"
 
 
 _SETTINGS: dict[str, dict[str, Any]] = {

@@ -66,6 +66,11 @@ class Params:
             )
         if self.draws < 1:
             raise InputError(f"draws is {self.draws}; use 1 or more")
+        if self.draws > 1 and self.row_share == self.column_share == 1:
+            raise InputError(
+                f"draws is {self.draws}, but row_share and column_share are 1: every draw would be "
+                "the same; use draws=1, or a smaller share"
+            )
         if not 2 <= self.leaves <= 255 or not 1 <= self.max_bin <= 255:
             raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
 

@@ -101,14 +101,15 @@ def nearest_outside(points: Array, group: NDArray[np.int64], asked: NDArray[np.b
 def _left_out(
     trainer: Trainer, params: Params, region: NDArray[np.int64], points: Array
 ) -> tuple[Array, Array]:
-    """Distance and efficiency of every problem by a ranking that saw nothing of its region."""
+    """Distance and efficiency of whole problems by a ranking that saw nothing of their region."""
     data: Dataset = trainer.data
     light = params.light(_TREES)
     score = np.zeros(len(data))
     for number in np.unique(region):
         test = (region == number)[data.problem_index]
         judged = test & data.is_whole[data.problem_index]
-        score[judged] = trainer.score(trainer.fit(~test, light), judged)
+        if judged.any():
+            score[judged] = trainer.score(trainer.fit(~test, light), judged)
     outcome = judge(data, score)
     efficiency = np.full(len(data.problems), np.nan)
     efficiency[outcome.problems] = outcome.efficiency
