@@ -66,6 +66,7 @@ RECIPES = (
             learning_rate=0.05,
             min_rows=10,
             vendor_trees=1000,
+            focus=5.0,
             draws=2,
             threads=2,  # sums of so many rows differ in their last digit with the number of threads
         ),
