@@ -68,8 +68,9 @@ def cross_validate(
     rounds = []
     numbers = sorted(set(of_problem.tolist()) - {SEEN})
     groups = np.unique(group_keys(data.problems), return_inverse=True)[1]
+    told = ""
     for place, number in enumerate(numbers):
-        progress(f"fold {place + 1} of {len(numbers)}")
+        progress(f"fold {place + 1} of {len(numbers)}{told}")
         scored = of_problem == number
         test = scored[data.problem_index]
         learned = ~np.isin(groups, groups[scored])[data.problem_index]
@@ -81,6 +82,8 @@ def cross_validate(
         untold[asked] = trainer.score(fitted, asked, is_told=False)
         level[test] = beside.predict_level(trainer, forest, test)
         rounds.append(fitted.rounds)
+        mean = 100 * judge(data, score, test).efficiency.mean()
+        told = f"; the last chose {mean:.2f} % of the best"
     rows = (of_problem != SEEN)[data.problem_index]
     predicted_us = np.exp2(level - score)
     return CrossValidated(of_problem, rows, score, untold, predicted_us, tuple(rounds))
