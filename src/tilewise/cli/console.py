@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -50,12 +51,22 @@ def emit(value: Any) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table for people; numbers stand right."""
-    shown = Table(title=title, title_justify="left", header_style="bold")
+    """A table for people; numbers stand right, and words are broken only where there is no room."""
+    look: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "header_style": "bold"}
+    shown = Table(title=title, title_justify="left", **look)
     body = [[cell(value) for value in row] for row in rows]
-    for index, column in enumerate(columns):
-        numeric = bool(body) and all(_is_number(row[index]) for row in body)
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    cells = [[row[i] for row in body if row[i]] for i in range(len(columns))]
+    words = [" ".join([c, *own]).split() for c, own in zip(columns, cells, strict=True)]
+    widths = [min(_UNBROKEN, max(map(len, own), default=0)) for own in words]
+    has_room = sum(widths) + 2 * len(widths) < out.width
+    for column, own, width in zip(columns, cells, widths, strict=True):
+        numeric = bool(own) and all(map(_is_number, own))
+        shown.add_column(
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=width if has_room else None,
+        )
     for row in body:
         shown.add_row(*row)
     out.print(shown)
@@ -71,6 +82,8 @@ def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -
         out.print(f"  {numbers}  {row[-1]}", soft_wrap=True)
 
 
+_UNBROKEN = 16
+"""Longer words, such as kernels' names, are folded where a table would be too wide."""
 UNKNOWN = 1e15
 """Predictions beyond this are handicaps of kernels that a model never saw, not times."""
 

@@ -1,0 +1,47 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.cli import console
+
+COLUMNS = ["problem", "kernel", "chosen by", "tilewise GFLOPS", "NumPy", "PyTorch", "vs best"]
+ROWS = [
+    ["3x3 convolution", "unpacked 8x48", "model", "207.3", "", "221.7", "0.93x"],
+    ["skinny GEMM, M=4", "skinny 4x4", "analytic", "95.7", "19.5", "21.4", "4.47x"],
+]
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> str:
+    monkeypatch.setattr(console.out, "_width", width)
+    console.table("a title", COLUMNS, ROWS)
+    return capsys.readouterr().out
+
+
+def test_words_stay_whole_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(monkeypatch, capsys, 70)
+    words = {word for row in (COLUMNS, *ROWS) for cell in row for word in cell.split()}
+    assert words <= set(text.split())
+    assert max(map(len, text.splitlines())) <= 70
+
+
+def test_nothing_is_lost_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(monkeypatch, capsys, 40)
+    assert max(map(len, text.splitlines())) <= 40
+    letters = sorted(c for row in ROWS for cell in row for c in cell if c.isalnum())
+    body = text.rpartition("─")[2]
+    assert sorted(c for c in body if c.isalnum()) == letters
+
+
+def test_numbers_stand_right_though_some_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(monkeypatch, capsys, 120).splitlines()
+    head = next(line for line in lines if "NumPy" in line)
+    row = next(line for line in lines if "19.5" in line)
+    assert row.index("19.5") + len("19.5") == head.index("NumPy") + len("NumPy")
