@@ -13,6 +13,8 @@ from tilewise.core.dtypes import tolerance
 from tilewise.engines.device import detect
 from tilewise.engines.triton import TritonEngine
 from tilewise.errors import TensorError
+from tilewise.ops.builder import load_pool
+from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue
 from tilewise.ops.gemm.problem import GemmProblem
@@ -313,3 +315,45 @@ def test_the_tolerance_catches_a_lost_step() -> None:
     ENGINE.plan(KERNELS[0], problem, arch()).execute([a, b], out)
     lost = a.double()[:, :-16] @ b.double()[:-16]
     assert error(out, lost) > allowed(problem)
+
+
+UNEVEN = [(127, 131, 257), (13, 331, 257), (3, 331, 1027), (13, 331, 8195), (1, 331, 8195)]
+UNEVEN += [(1031, 331, 27), (331, 1031, 27), (1031, 331, 7), (331, 1031, 7)]
+UNEVEN += [(127, 328, 264), (1, 328, 1032), (127, 136, 8200), (1031, 328, 56), (328, 1032, 56)]
+UNEVEN += [(127, 336, 272), (1, 336, 1040), (127, 144, 8208)]
+"""Primes where a kernel takes them, else rows of 16 bytes that its tiles do not divide."""
+EVEN = [(256, 512, 1024), (16, 512, 1024), (4, 512, 1024), (1, 512, 2048), (16, 512, 8192)]
+EVEN += [(1, 512, 8192), (1024, 256, 64), (256, 1024, 64), (1024, 256, 16), (256, 1024, 16)]
+
+
+def problems_of(chosen: TritonGemmKernel, turn: int, where: Arch) -> list[GemmProblem]:
+    """Of uneven and of even sizes the first that a kernel serves, these in layouts by turns."""
+    found = []
+    layouts = ["rcr", "rrr", "crr", "ccr"]
+    by_turns = layouts[turn % 4 :] + layouts[: turn % 4]
+    for sizes, orders in ((UNEVEN, ["rcr"]), (EVEN, by_turns)):
+        problems = (
+            GemmProblem(m=m, n=n, k=k, dtype=chosen.dtype, layout=order)
+            for order in orders
+            for m, n, k in sizes
+        )
+        found += [p for p in problems if why_unusable(chosen, p, where) is None][:1]
+    return found
+
+
+@pytest.mark.parametrize("kind", [k for k in TYPES if k != "int32"])
+def test_every_kernel_of_the_pool(kind: str) -> None:
+    """Kernels are compiled in parallel first: one after the other they would take half an hour."""
+    pool = [k for k in load_pool(get_op("gemm"), arch()) if k.engine == "triton"]
+    own = [k for k in pool if k.dtype == kind]
+    pairs = [(k, p) for turn, k in enumerate(own) for p in problems_of(k, turn, arch())]
+    assert len(pairs) == 2 * len(own)
+    assert ENGINE.compile_ahead(pairs, arch()) == []
+    wrong = []
+    for chosen, problem in pairs:
+        a, b, out = operands(problem)
+        ENGINE.plan(chosen, problem, arch()).execute([a, b], out)
+        found = error(out, a.double() @ b.double())
+        if not found <= allowed(problem):
+            wrong.append(f"{chosen.name} on {problem}: {found:.2e} > {allowed(problem):.2e}")
+    assert wrong == []
