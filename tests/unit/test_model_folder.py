@@ -173,3 +173,25 @@ def test_lists_of_lists_are_no_thresholds(small_model: Path, tmp_path: Path) -> 
     rewritten(folder, body=json.dumps(body).encode())
     with pytest.raises(ModelError, match="do not fit together"):
         load_model(folder)
+
+
+def test_files_of_different_models_are_refused(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    spec = folder / "feature_spec.json"
+    values = json.loads(spec.read_text())
+    used = load_model(folder).forests["rank"].features
+    values["features"] = [[name, text] for name, text in values["features"] if name not in used]
+    spec.write_text(json.dumps(values))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][spec.name] = hashlib.sha256(spec.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match=r"does not define .*, which model\.json\.gz uses"):
+        load_model(folder)
+
+
+def test_a_manifest_without_kernels_is_refused(small_model: Path, tmp_path: Path) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"kernels": None}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelError, match="names no list of kernels"):
+        load_model(folder)

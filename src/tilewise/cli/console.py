@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
@@ -126,6 +126,12 @@ def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> 
     if missing:
         raise InputError(f"{op} needs {', '.join(missing)} as well, for example {missing[0]}=64")
     return get_op(op).make_problem(**values)
+
+
+def spell_values(values: Mapping[str, Any]) -> str:
+    """A problem of a report by its words and dtype."""
+    problem = get_op(values["op"]).problem.from_dict(values)
+    return f"{spell_problem(problem)} {problem.dtype}"
 
 
 def spell_problem(problem: Problem) -> str:

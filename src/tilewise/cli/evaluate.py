@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, JsonFlag, emit, out, table
+from tilewise.cli.console import DtypeOption, JsonFlag, emit, out, spell_values, table
 from tilewise.cli.models import StoresArgument
 from tilewise.cli.train import show_efficiency
 from tilewise.errors import InputError
@@ -61,8 +61,13 @@ def evaluate(
     for name, groups in report["slices"].items():
         rows = [[g, v["problems"], v["mean"], v["p10"], v["min"]] for g, v in groups.items()]
         table(f"by {name}", [name, "problems", "mean", "p10", "min"], rows)
-    rows = [[w["efficiency"], w["chosen"], w["best"], w["problem"]] for w in report["worst"]]
-    return table("the worst", ["%", "chosen", "best", "problem"], rows)
+    out.print(
+        "the worst: % of the best and problem, what was chosen, what was best", soft_wrap=True
+    )
+    for worst in report["worst"]:
+        out.print(f"  {worst['efficiency']:5.1f}  {spell_values(worst['problem'])}", soft_wrap=True)
+        out.print(f"         {worst['chosen']}\n         {worst['best']}", soft_wrap=True)
+    return None
 
 
 def compare(
@@ -89,5 +94,5 @@ def compare(
         ]
         table(f"{report['problems']} problems", ["rule", "old", "new", "holds"], rows)
         for fall in report["fallen"]:
-            out.print(f"fell from {fall['old']} to {fall['new']}: {fall['problem']}")
+            out.print(f"fell from {fall['old']} to {fall['new']}: {spell_values(fall['problem'])}")
     raise typer.Exit(0 if report["passed"] else 1)

@@ -16,7 +16,7 @@ from tilewise.cli.console import (
     out,
     parse_problem,
     resolve_arch,
-    spell_problem,
+    spell_values,
     table,
 )
 from tilewise.cli.models import ModelOption, measured_kernels, pick_model
@@ -102,7 +102,7 @@ def tell(report: dict[str, Any], model: str) -> None:
             [
                 n["distance_octaves"],
                 "-" if n["efficiency"] is None else 100 * n["efficiency"],
-                spell_problem(get_op(n["problem"]["op"]).problem.from_dict(n["problem"])),
+                spell_values(n["problem"]),
             ]
             for n in report["nearest"]
         ],

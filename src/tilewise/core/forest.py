@@ -137,7 +137,7 @@ class Forest:
                 inside = np.where(child >= 0, (child > own) & (child < size), ~child <= size)
                 sound = sound and bool(inside.all())
         if not sound:
-            raise ModelError("the forest's arrays do not fit together")
+            raise ValueError("the forest's arrays do not fit together")
 
 
 def from_lightgbm(text: str, names: Sequence[str]) -> Forest:

@@ -321,7 +321,7 @@ def load_model(folder: Path | str) -> Model:
         body = json.loads(_unpacked(path, _BODY, manifest))
         has_numbers = manifest["schema"] >= 4
         numbers = Numbers(_unpacked(path, _NUMBERS, manifest) if has_numbers else b"")
-        return Model(
+        model = Model(
             op=str(manifest["op"]),
             arch=str(manifest["arch"]),
             device=str(manifest.get("device", "")),
@@ -334,8 +334,22 @@ def load_model(folder: Path | str) -> Model:
             manifest=manifest,
             metrics=_metrics(path),
         )
+        _check_parts(model)
     except _DAMAGES as error:
         raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return model
+
+
+def _check_parts(model: Model) -> None:
+    """Raises where files are sound but of different models."""
+    known = {*model.features.features, *model.features.helpers}
+    used = {name for forest in model.forests.values() for name in forest.features}
+    foreign = sorted({*used, *model.measured.axes} - known)
+    if foreign:
+        raise ValueError(f"{_SPEC} does not define {foreign[0]}, which {_BODY} uses")
+    kernels = model.manifest.get("kernels", [])
+    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+        raise ValueError(f"{_MANIFEST} names no list of kernels")
 
 
 def _unpacked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
@@ -358,12 +372,14 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is damaged: {_MANIFEST} is not JSON: {error}") from None
     if (
         not isinstance(manifest, dict)
-        or "schema" not in manifest
+        or type(manifest.get("schema")) is not int
         or not isinstance(manifest.get("files"), dict)
     ):
-        raise ModelError(f"{path} is foreign: {_MANIFEST} has no schema; `train` makes models")
+        raise ModelError(
+            f"{path} is foreign: {_MANIFEST} has no schema or no files; `train` makes models"
+        )
     schema = manifest["schema"]
-    if not isinstance(schema, int) or schema > MODEL_SCHEMA:
+    if schema > MODEL_SCHEMA:
         raise ModelError(
             f"{path} has schema {schema}; this version reads up to {MODEL_SCHEMA}. Update tilewise"
         )
