@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.arch import Arch, load_arch
-from tilewise.core.model import load_model
 from tilewise.data.importing import read_measurements
+from tilewise.errors import TilewiseError
 from tilewise.learn.cross import SEEN, cross_validate
 from tilewise.learn.dataset import Dataset, from_measurements, from_stores
+from tilewise.learn.evaluate import read_folds
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
 from tilewise.learn.score import analytic_us, judge, summary
@@ -178,25 +179,20 @@ def beside(
     data: Dataset, folder: Path, trees: int, threads: int, tell: Any
 ) -> list[dict[str, Any]]:
     """The reference's recipe and a model by the model's own folds, by dtype and together."""
-    from pyarrow import parquet
-
-    held = json.loads((folder / "folds.json").read_text())
+    held, known = read_folds(folder)
     fold = np.array([held.get(problem.key, SEEN) for problem in data.problems])
-    out = parquet.read_table(folder / "oof.parquet").to_pydict()
-    known = dict(zip(zip(out["problem"], out["kernel"], strict=True), out["score"], strict=True))
     pairs = zip(data.problem_index, data.kernel_index, strict=True)
-    own = np.array(
-        [known.get((data.problems[p].key, data.kernels[k].name), np.nan) for p, k in pairs]
-    )
+    names = [(data.problems[p].key, data.kernels[k].name) for p, k in pairs]
+    own = np.array([known[pair][0] if pair in known else np.nan for pair in names])
     judged = (fold != SEEN)[data.problem_index] & np.isfinite(own)
     tell(f"{len(np.unique(data.problem_index[judged]))} problems, {trees} trees, five folds")
     large = {**LARGE, "num_threads": threads}
     theirs = grow(reference_features(data), np.log1p(data.tflops), data, fold, large, trees)
     of_row = np.array([problem.dtype for problem in data.problems])[data.problem_index]
+    scores = {"reference recipe": theirs, folder.name: own}
     rows = []
     for dtype in (*data.dtypes, "all"):
         part = judged & ((of_row == dtype) | (dtype == "all"))
-        scores = {"reference recipe": theirs, load_model(folder).name: own}
         rows += [
             {"recipe": f"{name}, {dtype}", **summary(judge(data, np.nan_to_num(score), part))}
             for name, score in scores.items()
@@ -226,12 +222,15 @@ def main() -> None:
     parser.add_argument("--trees", type=int, default=2000, help="of the reference's recipe")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    data = read(options)
     tell = (lambda _: None) if options.json else (lambda text: print(text, file=sys.stderr))
-    if options.model:
-        rows = beside(data, options.model, options.trees, options.threads, tell)
-    else:
-        rows = variants(data, folds(data.problems, 5), options.trees, options.threads, tell)
+    try:
+        data = read(options)
+        if options.model:
+            rows = beside(data, options.model, options.trees, options.threads, tell)
+        else:
+            rows = variants(data, folds(data.problems, 5), options.trees, options.threads, tell)
+    except TilewiseError as error:
+        sys.exit(f"vs_reference_recipe: {error}")
     if options.json:
         print(json.dumps({"problems": len(data.problems), "rows": rows}, indent=1))
         return

@@ -52,8 +52,8 @@ def emit(value: Any) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table for people; numbers stand right, and words are broken only where there is no room."""
-    look: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "header_style": "bold"}
-    shown = Table(title=title, title_justify="left", **look)
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.header_style = "bold"
     body = [[cell(value) for value in row] for row in rows]
     cells = [[row[i] for row in body if row[i]] for i in range(len(columns))]
     words = [" ".join([c, *own]).split() for c, own in zip(columns, cells, strict=True)]

@@ -70,7 +70,7 @@ def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
             f"{path} is for {model.op} on {model.arch}; the data is {data.op} on {data.arch.name}"
         )
     score, time_us = model_scores(model, data)
-    trained, held = _out_of_fold(path)
+    trained, held = read_folds(path)
     is_trained = np.array([p.key in trained for p in data.problems])
     rows = data.is_whole[data.problem_index]
     for row, (p, k) in enumerate(zip(data.problem_index, data.kernel_index, strict=True)):
@@ -110,11 +110,12 @@ def model_scores(model: Model, data: Dataset) -> tuple[Array, Array]:
     return score, np.exp2(model.predict("level", rows) - score)
 
 
-def _out_of_fold(path: Path) -> tuple[set[str], dict[tuple[str, str], tuple[float, float]]]:
+def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[float, float]]]:
+    """The fold of each problem of a model, and score and time of what was scored, by names."""
     from pyarrow import parquet
 
     try:
-        trained = set(json.loads((path / "folds.json").read_text()))
+        trained = json.loads((path / "folds.json").read_text())
         table = parquet.read_table(path / "oof.parquet").to_pydict()
     except (OSError, ValueError) as error:
         raise FileError(
