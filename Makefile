@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check models gpu-test format clean
+.PHONY: demo test check models gpu-test gpu-memcheck format clean
 
 demo: $(STAMP)
 	$(BIN)/tilewise demo
@@ -25,6 +25,12 @@ models: $(STAMP)
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
 gpu-test:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -p no:cacheprovider
+
+# A kernel of each family, every tensor in an allocation of its own so that no overrun hides.
+gpu-memcheck:
+	PYTHONPATH=src PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \
+	  --error-exitcode 1 $(PYTHON) -m pytest tests/gpu/test_gemm_gpu.py -p no:cacheprovider \
+	  -k "test_sizes or with_an_epilogue"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
