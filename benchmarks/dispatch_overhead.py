@@ -4,10 +4,12 @@
 usage: python benchmarks/dispatch_overhead.py [--dtype bf16] [--rounds 200] [--json]
 
 Every figure is the time until a call returns, with the queue kept short so that none waits for the
-GPU. `launch` starts the same compiled Triton kernel with everything fixed, `execute` is
-`plan.execute`, `empty` is torch.empty for the result. Hosts change speed within seconds, so all
-calls take turns in small blocks: a figure is the median over rounds of a block's median, and
-`added_us` is the median over rounds of what tw.matmul took over `launch` in the same round;
+GPU. `launch` starts the same compiled kernel with everything fixed, which is as little as Python
+can do; `triton` starts it as its author would, `kernel[grid](...)` on tensors (Triton's own
+kernels; Gluon's would want layouts). Neither makes a result. `execute` is `plan.execute`, `empty`
+is torch.empty for the result. Hosts change speed within seconds, so all calls take turns in small
+blocks: a figure is the median over rounds of a block's median, and `added_us` is the median over
+rounds of what tw.matmul took over `launch` in the same round (`over_triton_us`: over `triton`);
 `added_slow_us` is its 90th percentile. One row for each family of kernel on one small problem, one
 for the shipped choice.
 """
@@ -17,21 +19,27 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from statistics import median, quantiles
 from typing import Any
 
 import tilewise as tw
+from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.dispatch import default_dispatcher
 from tilewise.engines.contract import Plan
 from tilewise.engines.device import detect
+from tilewise.engines.triton_build import launch_module
 from tilewise.errors import TilewiseError
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.launch import Descriptor, Launch, Pointer, Scratch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SIZE = (16, 512, 2048)
 """Small enough for a kernel to finish while Python prepares the next; every family can serve."""
+SCRATCH_TYPES = {"*fp32": "float32", "*i32": "int32"}
 BLOCK = 9
 """Calls between two synchronisations, few enough for the queue."""
 
@@ -90,6 +98,7 @@ def rows(dtype: str, rounds: int) -> list[dict[str, Any]]:
             try:
                 plan, choice = registry.dispatcher.plan(problem)
                 calls = _ours(plan, a, b, weight, bias, out) | theirs
+                calls |= _as_its_author(choice.kernel, problem, arch, (a, b, out))
                 took = take_turns(calls, rounds, torch.cuda.synchronize)
                 found.append({"name": name, "kernel": choice.kernel.name} | _row(took))
             except TilewiseError as error:
@@ -110,10 +119,44 @@ def _ours(plan: Plan, a: Any, b: Any, weight: Any, bias: Any, out: Any) -> dict[
     }
 
 
+def _as_its_author(
+    kernel: Kernel, problem: GemmProblem, arch: Arch, tensors: Sequence[Any]
+) -> dict[str, Callable[[], Any]]:
+    """The kernel by Triton's own call on tensors; what it is given is made beforehand."""
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if kernel.engine != "triton":
+        return {}
+    launch: Launch = launch_module("gemm").launch(kernel, problem, arch)
+    source = launch.source
+    if source.is_gluon:
+        return {}
+    workspace = torch.zeros(launch.workspace_bytes, dtype=torch.uint8, device="cuda")
+    given: dict[str, Any] = {}
+    for (name, kind), value in zip(source.signature.items(), launch.arguments, strict=True):
+        if isinstance(value, Pointer):
+            given[name] = tensors[value.tensor]
+        elif isinstance(value, Scratch):
+            given[name] = workspace[value.offset :].view(getattr(torch, SCRATCH_TYPES[kind]))
+        elif isinstance(value, Descriptor):
+            box = json.loads(kind[kind.index("[") : kind.index("]") + 1])
+            shape, strides = list(value.shape), list(value.strides)
+            given[name] = TensorDescriptor(tensors[value.tensor], shape, strides, box)
+        else:
+            given[name] = value
+    call = getattr(import_module(source.module), source.function)[(*launch.grid, 1)]
+    options = {name: value for name, value in source.options.items() if value is not None}
+    return {"triton": partial(call, **given, **source.constants, **options)}
+
+
 def _row(took: dict[str, list[float]]) -> dict[str, float]:
     row = {f"{name}_us": median(times) for name, times in took.items()}
-    for name, call in (("added", "matmul"), ("execute_added", "execute")):
-        extra = [one - raw for one, raw in zip(took[call], took["launch"], strict=True)]
+    over = {"added": ("matmul", "launch"), "execute_added": ("execute", "launch")}
+    if "triton" in took:
+        over["over_triton"] = ("matmul", "triton")
+    for name, (call, base) in over.items():
+        extra = [one - raw for one, raw in zip(took[call], took[base], strict=True)]
         row[f"{name}_us"] = median(extra)
         if len(extra) > 1:
             row[f"{name}_slow_us"] = quantiles(extra, n=10)[-1]
@@ -140,6 +183,9 @@ def main() -> None:
         "rows": found,
         "summary": {
             "worst_added_us": max((row["added_us"] for row in good), default=None),
+            "worst_over_triton_us": max(
+                (row["over_triton_us"] for row in good if "over_triton_us" in row), default=None
+            ),
             "worst_execute_added_us": max((row["execute_added_us"] for row in good), default=None),
         },
     }
