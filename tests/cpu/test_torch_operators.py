@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from leaves import gradients, leaf
+from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
+from tilewise.torch_ops.theirs import _told as told
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -169,15 +174,92 @@ def test_deterministic_algorithms_are_asked_for(monkeypatch: pytest.MonkeyPatch)
         return plan(self, problem, **options)
 
     monkeypatch.setattr(Dispatcher, "plan", spy)
-    a = torch.randn(31, 37)
-    torch.use_deterministic_algorithms(True)
-    try:
-        tw.matmul(a, a.t())
-    finally:
-        torch.use_deterministic_algorithms(False)
-    tw.matmul(a, a.t())
-    assert asked[0] is True
-    assert asked[-1] is False
+    a, one = torch.randn(31, 37), torch.tensor(1.0)
+    small = a.to(torch.float8_e4m3fn)
+    image, filters = torch.randn(1, 3, 7, 9), torch.randn(5, 3, 3, 3)
+    for call in (
+        lambda: tw.matmul(a, a.t()),
+        lambda: tw.linear(a, a),
+        lambda: tw.scaled_matmul(small, small.t(), one, one),
+        lambda: tw.conv2d(image, filters),
+    ):
+        asked.clear()
+        torch.use_deterministic_algorithms(True)
+        try:
+            call()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        call()
+        assert asked[0] is True
+        assert asked[-1] is False
+
+
+def test_forward_mode_is_pytorchs() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    image, filters = torch.randn(1, 3, 7, 9), torch.randn(5, 3, 3, 3)
+    for ours, theirs, at in (
+        (lambda t: tw.matmul(t, b), lambda t: t @ b, a),
+        (lambda t: tw.matmul(t, leaf(4, 5)), lambda t: t @ leaf(4, 5), a),
+        (lambda t: tw.linear(t, b.t(), activation="gelu"), lambda t: functional.gelu(t @ b), a),
+        (lambda t: tw.conv2d(t, filters), lambda t: functional.conv2d(t, filters), image),
+    ):
+        tangent = torch.randn_like(at)
+        ours(at)  # remembered, with nothing to differentiate
+        for _ in range(2):
+            with forward_ad.dual_level():
+                found = []
+                for function in (ours, theirs):
+                    torch.manual_seed(1)
+                    dual = forward_ad.make_dual(at, tangent)
+                    found.append(forward_ad.unpack_dual(function(dual)).tangent)
+                close(*found)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_products_into_a_tensor(backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(tw.matmul, backend=backend, fullgraph=True)
+    a, b = (torch.randint(-100, 100, size, dtype=torch.int8) for size in ((8, 16), (16, 4)))
+    out = torch.empty(8, 4, dtype=torch.int32)
+    assert torch.equal(compiled(a, b, out=out), a.int() @ b.int())
+    assert torch.equal(out, a.int() @ b.int())
+    with pytest.raises(Exception, match=r"it must be torch\.int32"):
+        compiled(a, b, out=torch.empty(8, 4))
+
+
+def test_what_is_traced_to_pytorch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    told.clear()
+    a = torch.randn(4, 4).double()
+    image = torch.randn(1, 2, 4, 4).double()
+    with caplog.at_level(logging.WARNING, "tilewise"):
+        for function in (
+            lambda a, image: tw.matmul(a, a),
+            lambda a, image: tw.linear(a, a),
+            lambda a, image: tw.conv2d(image, image),
+        ):
+            torch.compile(function, backend="eager", fullgraph=True)(a, image)
+    assert [r.message for r in caplog.records] == ["left to PyTorch: operands of torch.float64"]
+
+
+def test_flops_are_counted_as_pytorchs() -> None:
+    def count(function: Callable[[], Any]) -> int:
+        with FlopCounterMode(display=False) as counter:
+            function()
+        return counter.get_total_flops()
+
+    a, b, weight, bias = leaf(3, 4), leaf(4, 5), leaf(5, 4), leaf(5)
+    image, filters = leaf(2, 3, 7, 9), leaf(5, 3, 3, 3)
+    small, one = torch.ones(16, 32).to(torch.float8_e4m3fn), torch.tensor(1.0)
+    for ours, theirs in (
+        (lambda: tw.matmul(a, b), lambda: torch.matmul(a, b)),
+        (lambda: tw.linear(a, weight, bias), lambda: functional.linear(a, weight, bias)),
+        (lambda: tw.conv2d(image, filters), lambda: functional.conv2d(image, filters)),
+    ):
+        assert count(lambda f=ours: f().sum().backward()) == count(
+            lambda f=theirs: f().sum().backward()
+        )
+    assert count(lambda: tw.scaled_matmul(small, small.t(), one, one)) == 2 * 16 * 16 * 32
 
 
 class Block(torch.nn.Module):

@@ -165,6 +165,25 @@ def test_scaled_products_are_right(kind: torch.dtype, scaling: str) -> None:
             tw.scaled_matmul(*wrong)
 
 
+def test_scaled_products_of_two_kinds_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
+    theirs._told.clear()
+    a = torch.randn(16, 32).to(torch.float8_e5m2)
+    b = torch.randn(48, 32).to(torch.float8_e4m3fn).t()
+    one, rows = torch.tensor(1.0), torch.rand(16) + 0.5
+    with caplog.at_level(logging.WARNING, "tilewise"):
+        for left in (one, rows):
+            out = tw.scaled_matmul(a, b, left, one)
+            close(out.double(), a.double() @ b.double() * left.reshape(-1, 1), rtol=1e-2, atol=1e-1)
+        small = tw.scaled_matmul(b.t(), b, one, one, out_dtype=torch.float8_e4m3fn)
+        assert small.dtype == torch.float8_e4m3fn
+    assert [record.message.split("products of ")[1] for record in caplog.records] == [
+        "torch.float8_e5m2 and torch.float8_e4m3fn",
+        "results in torch.float8_e4m3fn",
+    ]
+    with pytest.raises(TensorError, match="PyTorch says"):
+        tw.scaled_matmul(a, b[:16], one, one)
+
+
 def test_unsupported_cases_go_to_pytorch_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     theirs._told.clear()
     a, b = torch.randn(4, 5), torch.randn(5, 6)

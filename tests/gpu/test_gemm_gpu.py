@@ -71,7 +71,10 @@ SIZES = {
     "tall": (2050, 136, 520),
     "flat": (16, 4104, 2048),
     "deep": (65, 72, 8200),
+    "many tiles": (2056, 4104, 264),
+    "many columns": (72, 20008, 264),
 }
+"""The last two give persistent blocks several tiles, and groups that alternate both of them."""
 
 
 @cache
@@ -260,9 +263,12 @@ def test_tma_refuses_what_it_cannot_address() -> None:
     assert error(out, a.double() @ b.double()) <= allowed(problem)
 
 
-@pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
+@pytest.mark.parametrize("chosen", [*KERNELS, WHOLE[0]], ids=lambda k: k.name[12:])
 def test_graphs_replay(chosen: TritonGemmKernel) -> None:
-    problem = GemmProblem(m=4, n=520, k=2048, dtype="bf16")
+    if chosen.family == "smallk":
+        chosen = replace(chosen, swap=True)
+    k = 64 if chosen.family == "smallk" else 2048
+    problem = GemmProblem(m=4, n=520, k=k, dtype="bf16")
     if reason := why_unusable(chosen, problem, arch()):
         pytest.skip(reason)
     a, b, out = operands(problem)
@@ -326,9 +332,23 @@ EVEN = [(256, 512, 1024), (16, 512, 1024), (4, 512, 1024), (1, 512, 2048), (16, 
 EVEN += [(1, 512, 8192), (1024, 256, 64), (256, 1024, 64), (1024, 256, 16), (256, 1024, 16)]
 
 
+def many_tiles(chosen: TritonGemmKernel, where: Arch) -> GemmProblem:
+    """Half as many tiles again as blocks run at once, the last of each row and column cut off."""
+    few = {"gemv": 1, "skinny": chosen.tile_n - 1}.get(chosen.family)
+    columns = 1 if few else 3
+    if chosen.swap and chosen.family != "smallk":  # few rows, which lie along tile_n
+        columns = max(1, min(3, 128 // chosen.tile_n))
+        few = min(128, columns * chosen.tile_n) - 8
+    rows = -(-3 * where.compute_units * chosen.blocks // (2 * columns))
+    long, short = rows * chosen.tile_m - 8, few or columns * chosen.tile_n - 8
+    steps = 1 if chosen.family == "smallk" else max(3, chosen.split_k)
+    m, n = (short, long) if chosen.swap else (long, short)
+    return GemmProblem(m=m, n=n, k=steps * chosen.tile_k, dtype=chosen.dtype)
+
+
 def problems_of(chosen: TritonGemmKernel, turn: int, where: Arch) -> list[GemmProblem]:
-    """Of uneven and of even sizes the first that a kernel serves, these in layouts by turns."""
-    found = []
+    """One of many tiles; of uneven and of even sizes the first served, these in turning layouts."""
+    found = [many_tiles(chosen, where)]
     layouts = ["rcr", "rrr", "crr", "ccr"]
     by_turns = layouts[turn % 4 :] + layouts[: turn % 4]
     for sizes, orders in ((UNEVEN, ["rcr"]), (EVEN, by_turns)):
@@ -347,7 +367,8 @@ def test_every_kernel_of_the_pool(kind: str) -> None:
     pool = [k for k in load_pool(get_op("gemm"), arch()) if k.engine == "triton"]
     own = [k for k in pool if k.dtype == kind]
     pairs = [(k, p) for turn, k in enumerate(own) for p in problems_of(k, turn, arch())]
-    assert len(pairs) == 2 * len(own)
+    assert len(pairs) == 3 * len(own)
+    assert [p for k, p in pairs if why_unusable(k, p, arch())] == []
     assert ENGINE.compile_ahead(pairs, arch()) == []
     wrong = []
     for chosen, problem in pairs:

@@ -22,8 +22,15 @@ from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.library import is_deterministic, is_watched, modes, transform
-from tilewise.torch_ops.theirs import PLAIN, has_kernels, leave, why_not_plain, why_theirs
+from tilewise.torch_ops.library import forward_level, is_deterministic, is_watched, modes, transform
+from tilewise.torch_ops.theirs import (
+    PLAIN,
+    leave,
+    tell_traced,
+    why_not_plain,
+    why_theirs,
+    why_untraced,
+)
 
 _is_traced = torch.compiler.is_dynamo_compiling
 """Asked before anything that cannot be traced; tracing of other kinds shows in `_is_compiling`."""
@@ -50,8 +57,9 @@ def _why_theirs(*tensors: Any) -> str | None:
         if not isinstance(tensor, Tensor):
             view(tensor)  # refuses what is no array either
             raise TensorError("an array and a tensor are of two libraries; convert one of them")
-    if transform() is not None:  # operators made in Python take no part in torch.func
-        return "tensors under a transform of torch.func"
+    under = transform()  # operators made in Python take no part in these
+    if under is not None:
+        return f"tensors under {under}"
     return why_not_plain(*given) or why_theirs(*given)
 
 
@@ -63,9 +71,12 @@ def refuse_gradient(what: str, *tensors: Any) -> None:
 def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tensor:
     """`torch.matmul` for tensors of any dimensions."""
     if _is_traced():
-        if out is not None or not has_kernels(a, b):
+        why = why_untraced(a, b)
+        if why is not None:
+            tell_traced(why)
             return torch.matmul(a, b, out=out)
-        return _product(a, b, deterministic)
+        result = _product(a, b, deterministic)
+        return result if out is None else _into(out, result)
     if out is not None:
         return _matmul_into(a, b, out, deterministic)
     if type(a) not in PLAIN or type(b) not in PLAIN:
@@ -73,7 +84,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
     try:
         key = (
             *(a.shape, b.shape, (a.data_ptr() | b.data_ptr()) & 15, _is_grad_enabled()),
-            deterministic or is_deterministic(),
+            *(forward_level(), deterministic or is_deterministic()),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
     except RuntimeError:  # neither strided nor with memory of its own
@@ -89,7 +100,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
 
 
 def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
-    if _is_compiling() and has_kernels(a, b):
+    if _is_compiling() and why_untraced(a, b) is None:
         return _product(a, b, deterministic)
     if _is_plain(a, b):
         return products.matmul(a, b, deterministic)
@@ -114,7 +125,7 @@ def _matmul_into(a: Any, b: Any, out: Any, deterministic: bool) -> Tensor:
     try:
         key = (
             *("into", a.shape, b.shape, (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15),
-            *(_is_grad_enabled(), deterministic or is_deterministic()),
+            *(_is_grad_enabled(), forward_level(), deterministic or is_deterministic()),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
     except RuntimeError:
@@ -141,9 +152,16 @@ def _matmul_slowly_into(
         again = products.matmul_into(a, b, out, deterministic)
         return out, again if _is_plain(a, b, out) else None
     result = (_product if is_seen else products.matmul)(a, b, deterministic)
-    if tuple(out.shape) != tuple(result.shape):
-        raise TensorError(f"out has shape {tuple(out.shape)}; it must be {tuple(result.shape)}")
-    return out.copy_(result), None
+    return _into(out, result), None
+
+
+def _into(out: Tensor, result: Tensor) -> Tensor:
+    if out.shape != result.shape or out.dtype != result.dtype:
+        raise TensorError(
+            f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {result.dtype} of shape "
+            f"{tuple(result.shape)}"
+        )
+    return out.copy_(result)
 
 
 def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
@@ -151,7 +169,9 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     name = activation or "none"
     if _is_traced():
         products.check_activation(name)
-        if not has_kernels(x, weight):
+        why = why_untraced(x, weight)
+        if why is not None:
+            tell_traced(why)
             return products.their_linear(name, x, weight, bias)
         return _layer(x, weight, bias, name)
     if type(x) not in PLAIN or type(weight) not in PLAIN:
@@ -159,8 +179,8 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     try:
         key = (
             *(x.shape, weight.shape, (x.data_ptr() | weight.data_ptr()) & 15, _is_grad_enabled()),
-            *(is_deterministic(), x.dtype is torch.float32 and products.rounds_to_tf32()),
-            *(bias is None, name),
+            *(forward_level(), is_deterministic()),
+            *(x.dtype is torch.float32 and products.rounds_to_tf32(), bias is None, name),
         )
     except RuntimeError:
         return _linear(x, weight, bias, name)
@@ -177,7 +197,7 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
 
 def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
     products.check_activation(name)
-    if not (_is_compiling() and has_kernels(x, weight)):
+    if not (_is_compiling() and why_untraced(x, weight) is None):
         if _is_plain(x, weight, bias):
             return products.linear(x, weight, bias, name)
         why = _why_theirs(x, weight, bias)
@@ -227,9 +247,7 @@ def convolve(
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
     is_compiling = _is_compiling()
-    why = None if is_compiling else _why_theirs(x, w, bias)
-    if is_compiling and not has_kernels(x, w):
-        why = "tensors without kernels"
+    why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias)
     layer = None
     if why is None:
         try:
@@ -243,7 +261,10 @@ def convolve(
             rank - 1
         ]
         args = (x, w, bias, stride, padding, dilation, groups)
-        return theirs(*args) if is_compiling else leave(str(why), theirs, *args)
+        if not is_compiling:
+            return leave(str(why), theirs, *args)
+        tell_traced(str(why))
+        return theirs(*args)
     convolutions.check(rank, x, w, bias, groups)
     if not is_compiling and _is_plain(x, w, bias):
         return convolutions.convolution(x, w, bias, (*layer, groups), deterministic)

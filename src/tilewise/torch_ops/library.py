@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tilewise.torch_ops.theirs import PLAIN
 
@@ -15,8 +16,19 @@ modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many modes see every call."""
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
-"""The innermost transform of torch.func, or None."""
+_functorch_level: Callable[[], Any] = torch._C._functorch.maybe_current_level
+
+
+def forward_level() -> int:
+    """How many levels of forward-mode differentiation are open, less one."""
+    return forward_ad._current_level
+
+
+def transform() -> str | None:
+    """What differentiates or maps calls as only PyTorch's own operators know how to, or None."""
+    if _functorch_level() is not None:
+        return "a transform of torch.func"
+    return "forward-mode differentiation" if forward_level() >= 0 else None
 
 
 def is_watched() -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
@@ -225,3 +227,28 @@ conv_weight_gradient = define(
     _weight_save,
     _weight_backward,
 )
+
+
+def _product_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * prod(a) * b[-1]
+
+
+def _layer_flops(x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * weight[0]
+
+
+def _conv_flops(out: Sequence[int], w: Sequence[int]) -> int:
+    """Of a layer with this result and this filter, in every direction."""
+    return 2 * prod(out) * prod(w[1:])
+
+
+_COUNTED = {
+    "matmul": _product_flops,
+    "scaled_matmul": _product_flops,
+    "linear": _layer_flops,
+    "convolution": lambda x, w, *_, out_shape, **__: _conv_flops(out_shape, w),
+    "conv_input_gradient": lambda size, w, dy, *_, **__: _conv_flops(dy, w),
+    "conv_weight_gradient": lambda x, size, dy, *_, **__: _conv_flops(dy, size),
+}
+for _name, _formula in _COUNTED.items():  # what PyTorch's FlopCounterMode counts
+    register_flop_formula(getattr(torch.ops.tilewise, _name))(_formula)

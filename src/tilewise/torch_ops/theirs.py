@@ -29,15 +29,29 @@ _REAL_FAULTS: tuple[type[Exception], ...] = (
 _told: set[str] = set()
 
 
-def has_kernels(*tensors: torch.Tensor) -> bool:
-    """Whether tilewise has kernels for such tensors; simple enough to be traced.
+def why_untraced(*tensors: torch.Tensor) -> str | None:
+    """Why a call that is being traced is PyTorch's, or None; simple enough to be traced itself.
 
     Transforms of torch.func differentiate PyTorch's operators, and none made in Python.
     """
-    return not torch._C._are_functorch_transforms_active() and all(
-        t.dtype in OPERANDS and t.layout == torch.strided and t.device.type in DEVICES
-        for t in tensors
-    )
+    if torch._C._are_functorch_transforms_active():
+        return "tensors under a transform of torch.func"
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            return f"{tensor.layout} tensors"
+        if tensor.dtype not in OPERANDS:
+            return f"operands of {tensor.dtype}"
+        if tensor.device.type not in DEVICES:
+            return f"tensors on {tensor.device.type}"
+    return None
+
+
+def tell_traced(reason: str) -> None:
+    """Tells once why a call goes to PyTorch, while it is traced instead of whenever it runs."""
+    tell_once(f"left to PyTorch: {reason}")
+
+
+tell_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called, not traced
 
 
 def why_theirs(*tensors: torch.Tensor) -> str | None:
