@@ -145,9 +145,10 @@ def _as_its_author(
             given[name] = TensorDescriptor(tensors[value.tensor], shape, strides, box)
         else:
             given[name] = value
-    call = getattr(import_module(source.module), source.function)[(*launch.grid, 1)]
+    function = getattr(import_module(source.module), source.function)
+    values = [given.get(name, source.constants.get(name)) for name in function.arg_names]
     options = {name: value for name, value in source.options.items() if value is not None}
-    return {"triton": partial(call, **given, **source.constants, **options)}
+    return {"triton": partial(function[(*launch.grid, 1)], *values, **options)}
 
 
 def _row(took: dict[str, list[float]]) -> dict[str, float]:
