@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from tilewise.errors import InputError
+from tilewise.errors import FileError, InputError
 from tilewise.learn.cross import SEEN, cross_validate
 from tilewise.learn.dataset import Dataset
+from tilewise.learn.evaluate import read_folds
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
 from tilewise.learn.score import judge
@@ -64,3 +69,20 @@ def test_the_third_split_is_apart(small_data: Dataset) -> None:
     apart = held_out(small_data.problems, among)
     assert 0 < len(apart) < 12
     assert set(apart.tolist()) <= set(among.tolist())
+
+
+def test_damaged_folds_of_a_model_are_said(tmp_path: Path) -> None:
+    columns = {"problem": ["p"], "kernel": ["k"], "score": [1.0], "predicted_us": [2.0]}
+    for written, kept, says in (
+        ({"p": 0}, list(columns), ""),
+        ([0], list(columns), "holds no object"),
+        ({"p": 0}, list(columns)[:3], "predicted_us"),
+    ):
+        (tmp_path / "folds.json").write_text(json.dumps(written))
+        table = pa.table({name: columns[name] for name in kept})
+        parquet.write_table(table, tmp_path / "oof.parquet")
+        if not says:
+            assert read_folds(tmp_path) == ({"p": 0}, {("p", "k"): (1.0, 2.0)})
+            continue
+        with pytest.raises(FileError, match=says):
+            read_folds(tmp_path)

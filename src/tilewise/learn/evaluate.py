@@ -114,20 +114,18 @@ def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[
     """The fold of each problem of a model, and score and time of what was scored, by names."""
     from pyarrow import parquet
 
+    names = ["problem", "kernel", "score", "predicted_us"]
     try:
         trained = json.loads((path / "folds.json").read_text())
-        table = parquet.read_table(path / "oof.parquet").to_pydict()
-    except (OSError, ValueError) as error:
+        table = parquet.read_table(path / "oof.parquet").select(names).to_pydict()
+        if not isinstance(trained, dict):
+            raise ValueError("folds.json holds no object")
+    except (OSError, ValueError, KeyError) as error:
         raise FileError(
             f"{path}: folds.json and oof.parquet are needed to judge: {error}"
         ) from None
-    held = {
-        (problem, kernel): (score, us)
-        for problem, kernel, score, us in zip(
-            table["problem"], table["kernel"], table["score"], table["predicted_us"], strict=True
-        )
-    }
-    return trained, held
+    rows = zip(*(table[name] for name in names), strict=True)
+    return trained, {(problem, kernel): (score, us) for problem, kernel, score, us in rows}
 
 
 def leave_one_out(
