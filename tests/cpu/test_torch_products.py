@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
-from tilewise.errors import TensorError
+from tilewise.errors import InputError, TensorError
 from tilewise.ops.gemm.vendor import _matmul_tf32, scaled_operands
 from tilewise.torch_ops import theirs
 
@@ -207,6 +207,23 @@ def test_unsupported_cases_go_to_pytorch_and_say_so_once(caplog: pytest.LogCaptu
 
 class Odd(torch.Tensor):
     """A subclass with a mind of its own."""
+
+
+def test_nothing_is_no_tensor() -> None:
+    a = torch.ones(2, 2)
+    one, image = torch.tensor(1.0), torch.ones(1, 1, 2, 2)
+    for call in (
+        lambda: tw.matmul(None, a),
+        lambda: tw.matmul(a, None),
+        lambda: tw.matmul(a, None, out=a),
+        lambda: tw.linear(a, None),
+        lambda: tw.scaled_matmul(a, None, one, one),
+        lambda: tw.conv2d(image, None),
+    ):
+        with pytest.raises(TensorError, match="NoneType is not a tensor"):
+            call()
+    with pytest.raises(InputError, match="a int is no model"):
+        tw.patch(3)
 
 
 def test_what_pytorch_refuses_too_is_a_tensor_error() -> None:

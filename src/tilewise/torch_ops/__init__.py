@@ -63,6 +63,13 @@ def _why_theirs(*tensors: Any) -> str | None:
     return why_not_plain(*given) or why_theirs(*given)
 
 
+def _require(*tensors: Any) -> None:
+    """Refuses what is neither a tensor nor an array, None among it."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            view(tensor)
+
+
 def refuse_gradient(what: str, *tensors: Any) -> None:
     if _is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
         raise TensorError(f"{what}; leave it away or use torch.no_grad()")
@@ -100,6 +107,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
 
 
 def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
+    _require(a, b)
     if _is_compiling() and why_untraced(a, b) is None:
         return _product(a, b, deterministic)
     if _is_plain(a, b):
@@ -143,6 +151,7 @@ def _matmul_slowly_into(
     a: Any, b: Any, out: Any, deterministic: bool
 ) -> tuple[Tensor, Callable[..., Tensor] | None]:
     """`out`, and the way for calls like this one where there is a quick one."""
+    _require(a, b, out)
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
     if why:
@@ -196,6 +205,7 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
 
 
 def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
+    _require(x, weight)
     products.check_activation(name)
     if not (_is_compiling() and why_untraced(x, weight) is None):
         if _is_plain(x, weight, bias):
@@ -224,6 +234,7 @@ def scaled_matmul(
     tensors = (a, b, scale_a, scale_b, bias)
     if _is_compiling():
         return operators.scaled_matmul(*tensors, out_dtype)
+    _require(a, b, scale_a, scale_b)
     refuse_gradient("scaled products have no gradient", *tensors)
     if _is_plain(*tensors):
         return scaled.scaled_matmul(*tensors, out_dtype)
@@ -243,6 +254,8 @@ def convolve(
     deterministic: bool,
 ) -> Tensor:
     """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`."""
+    if not _is_compiling():
+        _require(x, w)
     if x.dim() == rank + 1:  # one image without a batch
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)

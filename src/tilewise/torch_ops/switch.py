@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from tilewise.errors import InputError
 from tilewise.torch_ops import convolve, linear
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -75,6 +76,8 @@ def unpatch(model: AnyModule) -> AnyModule:
 
 
 def _change(model: AnyModule, classes: dict[type[nn.Module], type[nn.Module]]) -> AnyModule:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
     for module in model.modules():
         other = classes.get(type(module))
         if other is not None:
