@@ -15,7 +15,7 @@ from tilewise.cli.sweep import tell, with_vendor
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.measurement import Policy
 from tilewise.engines.device import detect
-from tilewise.errors import InputError
+from tilewise.errors import ExecutionError, InputError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
@@ -190,6 +190,19 @@ def test_sizes_beyond_any_memory_are_told_as_such(sizes: tuple[int, ...]) -> Non
         np.empty(sizes, np.float32)
     assert classify(told.value, "launch_error") == "out_of_memory"
     assert classify(ValueError("operands do not fit"), "launch_error") == "launch_error"
+
+
+def test_tensors_beyond_this_machines_memory_are_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = CpuBench(detect("cpu"), Policy(), {})
+    problem = GemmProblem(m=100, n=100, k=100)
+    assert bench.lay_out(problem).out.shape == (100, 100)
+    monkeypatch.setattr("tilewise.sweep.bench_cpu.memory_bytes", lambda: 300_000)
+    with pytest.raises(MemoryError, match="need 360,000 bytes; there are 300,000"):
+        bench.lay_out(problem)
+    told = ExecutionError("gemm over 1000 bytes cannot be addressed")
+    assert classify(told, "compile_error") == "out_of_memory"
 
 
 def test_devices_travel_as_plain_data() -> None:

@@ -326,6 +326,8 @@ class TestStore:
             export_csv(tmp_path / "store", tmp_path / "out.csv", op="gemm")
         with pytest.raises(FileError, match="is a folder"):
             export_csv(tmp_path / "store", tmp_path)
+        with pytest.raises(FileError, match="would hold CSV"):
+            export_csv(tmp_path / "store", tmp_path / "out.json")
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")

@@ -21,7 +21,7 @@ from tilewise.data.check import check
 from tilewise.data.exporting import export_csv
 from tilewise.data.merge import merge
 from tilewise.data.show import overview
-from tilewise.errors import InputError, StoreError
+from tilewise.errors import InputError, NoStoreError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.journal import Journal
@@ -146,6 +146,8 @@ def test_impossible_numbers_are_found(tmp_path: Path, changes: dict[str, object]
         ({"policy": "[]"}, "invalid_json"),
         ({"kernel_fields": "no"}, "invalid_json"),
         ({"labels": "{'a': 1}"}, "invalid_json"),
+        ({"tactic": "{x"}, "invalid_json"),
+        ({"dtype": "bf16"}, "wrong_dtype"),
         ({"problem": row(2).problem}, "wrong_key"),
         ({"kernel_fields": '{"engine": "vendor"}'}, "wrong_key"),
         ({"policy": '{"seed": 1}'}, "wrong_key"),
@@ -178,6 +180,21 @@ def test_rows_without_json_are_not_exported(tmp_path: Path, column: str) -> None
     write_rows(tmp_path / "store", [replace(row(1), **broken)])
     with pytest.raises(StoreError, match="data check"):
         export_csv(tmp_path / "store", tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("column", ["problem", "kernel_fields", "labels", "policy", "tactic"])
+def test_damaged_rows_are_not_merged(tmp_path: Path, column: str) -> None:
+    broken: dict[str, Any] = {column: "{x"}
+    write_rows(tmp_path / "damaged", [replace(row(1), **broken)])
+    write_rows(tmp_path / "sound", [row(2)])
+    with pytest.raises(StoreError, match="Nothing was merged"):
+        merge(tmp_path / "both", [tmp_path / "sound", tmp_path / "damaged"])
+    assert not (tmp_path / "both").exists()
+
+
+def test_a_folder_without_measurements_is_no_store(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(data_cli.app, ["check", str(tmp_path)])
+    assert isinstance(shown.exception, NoStoreError)
 
 
 def test_findings_do_not_wrap(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_model_of_several_draws_is_saved_and_continued(
 
 
 def test_draws_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(InputError, match="draws is 0; use 1 or more"):
+    with pytest.raises(InputError, match="draws is 0; use 1 to 64"):
         Params(draws=0)
     with pytest.raises(InputError, match="every draw would be the same"):
         Params(draws=2, row_share=1.0, column_share=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,32 @@ def test_on_a_cpu_the_shortest_call_counts_of_readings_taken_alone(small_data: D
         )
         assert from_measurements([row]).time_us.tolist() == [expected]
         assert from_measurements([replace(row, min_us=None)]).time_us.tolist() == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"problem": "{x"}, "problem is no JSON object: '{x'"),
+        ({"problem": "[]"}, "no JSON object"),
+        ({"labels": "{x"}, "labels"),
+        ({"kernel_fields": "nope"}, "kernel_fields"),
+        ({"tactic": "{x"}, "tactic"),
+        ({"time_us": 0.0}, "time_us of 0"),
+        ({"time_us": -1.0}, "time_us of -1"),
+        ({"time_us": float("inf")}, "time_us of inf"),
+        ({"min_us": 0.0}, "min_us of 0"),
+    ],
+)
+def test_damaged_rows_are_refused_by_name(
+    small_data: Dataset, changes: dict[str, Any], says: str
+) -> None:
+    setting = Setting(arch="gfx950", device="d", toolchain="t", policy=Policy())
+    row = Measurement.of(
+        small_data.problems[0], small_data.kernels[0], setting, status="ok", time_us=6.0
+    )
+    with pytest.raises(InputError, match=re.escape(says)) as raised:
+        from_measurements([replace(row, **changes)])
+    assert row.key[:16] in str(raised.value)
 
 
 def test_unsteady_readings_are_left_out_on_a_gpu_only(small_data: Dataset) -> None:

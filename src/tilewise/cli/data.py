@@ -9,6 +9,7 @@ import typer
 
 from tilewise.cli import data_io
 from tilewise.cli.console import JsonFlag, emit, out, table
+from tilewise.errors import NoStoreError
 
 app = typer.Typer(help="Measurements: bring in, take out, merge, look at.", no_args_is_help=True)
 app.command("import")(data_io.import_)
@@ -77,6 +78,8 @@ def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
     from tilewise.data.check import check as run
 
     report = run(store)
+    if not report.rows and report.is_sound:
+        raise NoStoreError(f"{store} holds no measurements; name a folder that `sweep` made")
     if as_json:
         emit(report.to_dict())
     else:

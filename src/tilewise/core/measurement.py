@@ -105,15 +105,21 @@ TIMED = ("cache", "launch", "threads")
 """Fields of a policy that say what is timed; the others say how often, and whose times."""
 
 
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """The object that a row holds as text; `what` names it in the error where it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{what} is no JSON object: {text[:80]!r}; `data check` lists such rows")
+    return found
+
+
 def what_is_timed(policy: str) -> str:
     """What a policy's JSON says beside how often and whose times are read."""
-    try:
-        given = json.loads(policy)
-        return json.dumps({name: given.get(name) for name in TIMED})
-    except (AttributeError, ValueError):
-        raise InputError(
-            f"a policy is no JSON object: {policy[:80]!r}; `data check` lists such rows"
-        ) from None
+    given = json_object(policy, "a policy")
+    return json.dumps({name: given.get(name) for name in TIMED})
 
 
 POLICIES: dict[str, Policy] = {

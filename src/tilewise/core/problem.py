@@ -142,5 +142,5 @@ def check_size(name: str, value: Any, least: int) -> int:
     if size < least:
         raise ProblemError(f"{name} is {size}; it must be at least {least}")
     if size >= 2**63:
-        raise ProblemError(f"{name} is {size}; sizes must fit in 63 bits")
+        raise ProblemError(f"{name} is {size}; sizes must be below 2^63")
     return size

@@ -12,7 +12,14 @@ from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.identity import digest
-from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
+from tilewise.core.measurement import (
+    STAGES,
+    STATUSES,
+    Measurement,
+    json_object,
+    row_key,
+    what_is_timed,
+)
 from tilewise.engines.device import detect
 from tilewise.errors import InputError, StoreError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
@@ -144,24 +151,40 @@ def flaws(row: Measurement) -> list[tuple[str, str]]:
         found.append(("unknown_op", f"op is {row.op!r}; there are {', '.join(all_ops())}"))
     if row.arch not in known_archs():
         found.append(("unknown_arch", f"arch is {row.arch!r}"))
-    texts = {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
-    for part, text in {**texts, "labels": row.labels}.items():
-        key = _part_key(part, text)
-        if not key:
-            found.append(("invalid_json", f"{part} is no JSON object: {text[:80]!r}"))
-        elif part != "labels" and key != getattr(row, f"{part}_key"):
-            found.append(("wrong_key", f"its {part}_key is not that of its {part}"))
+    found += [("invalid_json", what) for what in no_objects(row)]
+    if not found:
+        found += [
+            ("wrong_key", f"its {part}_key is not that of its {part}")
+            for part, text in _keyed(row).items()
+            if _part_key(part, text) != getattr(row, f"{part}_key")
+        ]
+        stored = json.loads(row.problem).get("dtype", row.dtype)
+        if stored != row.dtype:
+            found.append(("wrong_dtype", f"its dtype is {row.dtype!r}, its problem's {stored!r}"))
     return found or _wrong_rates(row)
+
+
+def _keyed(row: Measurement) -> dict[str, str]:
+    return {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
+
+
+def no_objects(row: Measurement) -> list[str]:
+    """Parts of a row that ought to be JSON objects and are not."""
+    parts = {**_keyed(row), "labels": row.labels, "tactic": row.tactic or "{}"}
+    return [
+        f"{part} is no JSON object: {text[:80]!r}"
+        for part, text in parts.items()
+        if not _part_key(part, text)
+    ]
 
 
 @lru_cache(maxsize=4096)
 def _part_key(part: str, text: str) -> str:
     """The key of a part of a row by its JSON; empty where that is none."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        return digest({part: json_object(text, part)})
+    except InputError:
         return ""
-    return digest({part: value}) if isinstance(value, dict) else ""
 
 
 def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:

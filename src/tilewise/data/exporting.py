@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.measurement import Measurement
-from tilewise.errors import FileError, StoreError
+from tilewise.core.measurement import Measurement, json_object
+from tilewise.errors import FileError, InputError, StoreError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import csv_text, replace_text
 from tilewise.sweep.store import Store
@@ -53,6 +53,8 @@ def export_csv(
     target = Path(path)
     if target.is_dir():
         raise FileError(f"{target} is a folder; name a .csv file")
+    if target.suffix in (".json", ".jsonl", ".parquet"):
+        raise FileError(f"{target} would hold CSV; name a .csv file")
     table = _table(rows)
     columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)
     columns += ["status"] if failures else []
@@ -64,14 +66,9 @@ def export_csv(
 def _check_json(rows: Iterable[Measurement], store: str | Path) -> None:
     for text in {text for row in rows for text in (row.problem, row.labels)}:
         try:
-            is_object = isinstance(json.loads(text), dict)
-        except ValueError:
-            is_object = False
-        if not is_object:
-            raise StoreError(
-                f"the store {store} has a row whose problem or labels are no JSON object: "
-                f"{text[:80]!r}; `data check` lists all such rows"
-            )
+            json_object(text, "problem or labels")
+        except InputError as error:
+            raise StoreError(f"{store}: {error}") from None
 
 
 def _tells_its_status(row: Measurement) -> bool:

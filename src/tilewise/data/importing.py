@@ -146,7 +146,7 @@ def _lines(text: str, path: str | Path) -> Iterator[Line]:
                     f"one of {', '.join(KERNEL_KEYS)} must name the kernel"
                 )
 
-        return csv_lines(text, check_header)
+        return csv_lines(path, text, check_header)
     return _expanded(_fragments(text))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
-from tilewise.errors import InputError
+from tilewise.data.check import no_objects
+from tilewise.errors import InputError, StoreError
 from tilewise.sweep.journal import read_journal
 from tilewise.sweep.schema import from_table, to_table
 from tilewise.sweep.store import Store, read_shard, write_rows, write_shard
@@ -65,7 +66,11 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     for store in stores:
         if store.path.resolve() == Path(target).resolve():
             raise InputError(f"{store.path} cannot be merged into itself")
-    incoming = [row for store in stores for row in store.measurements(latest=False)]
+    incoming = []
+    for store in stores:
+        found = list(store.measurements(latest=False))
+        _check_readable(store.path, found)
+        incoming += found
     # Made only now: sources that cannot be read leave no empty store behind.
     home = Store(target, create=True)
     home.recover()
@@ -89,6 +94,16 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     result.known = len(incoming) - len(added)
     _compare(attempts, held, result)
     return result
+
+
+def _check_readable(path: Path, rows: Iterable[Measurement]) -> None:
+    """Rows that nobody could read afterwards are not spread."""
+    broken = [what for row in rows for what in no_objects(row)]
+    if broken:
+        raise StoreError(
+            f"{path} has {len(broken)} damaged parts ({broken[0]}); `data check` lists them. "
+            "Nothing was merged"
+        )
 
 
 def _bare(row: Measurement) -> Measurement:

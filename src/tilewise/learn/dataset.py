@@ -20,7 +20,7 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement, what_is_timed
+from tilewise.core.measurement import Measurement, json_object, what_is_timed
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
@@ -211,6 +211,7 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
+    _check_times(rows)
     for name in ("device", "policy"):
         counts = Counter(r[name] for r in rows).most_common()
         if len(counts) > 1:
@@ -242,10 +243,24 @@ def _single(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     return values[0]
 
 
+def _check_times(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        for name in ("time_us", "min_us"):
+            value = row[name]
+            if row["status"] == "ok" and value is not None and not 0 < value < np.inf:
+                raise InputError(
+                    f"row {row['key'][:16]} has a {name} of {value:g}; `data check` lists such rows"
+                )
+
+
+def _object(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return json_object(row[name] or "{}", f"row {row['key'][:16]}: {name}")
+
+
 def _tactic(row: Mapping[str, Any]) -> Mapping[str, float]:
     try:
-        return {str(name): float(value) for name, value in json.loads(row["tactic"]).items()}
-    except (ValueError, TypeError, AttributeError):
+        return {str(name): float(value) for name, value in _object(row, "tactic").items()}
+    except (ValueError, TypeError):
         raise InputError(
             f"row {row['key'][:16]} has the tactic {row['tactic'][:60]!r}; it must be a JSON "
             "object of numbers, or empty"
@@ -277,9 +292,9 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     return Dataset(
         op,
         arch,
-        tuple(given.problem.from_dict(json.loads(r["problem"])) for r in problem_rows),
-        tuple(given.kernel_from_dict(json.loads(r["kernel_fields"])) for r in kernel_rows),
-        tuple(json.loads(r["labels"] or "{}") for r in problem_rows),
+        tuple(given.problem.from_dict(_object(r, "problem")) for r in problem_rows),
+        tuple(given.kernel_from_dict(_object(r, "kernel_fields")) for r in kernel_rows),
+        tuple(_object(r, "labels") for r in problem_rows),
         index[:, 0],
         index[:, 1],
         comparable(read, in_turn_us(right, index[:, 0]), index[:, 0], alone_us),

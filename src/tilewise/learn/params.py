@@ -64,8 +64,9 @@ class Params:
                 "scores of regressions compare between forests; use objective=regression, or "
                 "vendor_trees=0"
             )
-        if self.draws < 1:
-            raise InputError(f"draws is {self.draws}; use 1 or more")
+        for name, most in (("draws", 64), ("threads", 256)):
+            if not 1 <= getattr(self, name) <= most:
+                raise InputError(f"{name} is {getattr(self, name)}; use 1 to {most}")
         if self.draws > 1 and self.row_share == self.column_share == 1:
             raise InputError(
                 f"draws is {self.draws}, but row_share and column_share are 1: every draw would be "

@@ -24,7 +24,7 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     old = load_model(folder)
     text = forest_text(folder, "rank")
     vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
-    seen = frozenset(json.loads(_read(folder, "folds.json")))
+    seen = frozenset(_folds(folder))
     found = [
         *_foreign(old, trainer, params),
         *schema_differences(
@@ -78,8 +78,11 @@ def schema_differences(
     ]
 
 
-def _read(folder: Path, name: str) -> str:
+def _folds(folder: Path) -> dict[str, int]:
     try:
-        return (folder / name).read_text()
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be continued: {name}: {error.strerror}") from None
+        found = json.loads((folder / "folds.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder} cannot be continued: folds.json: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{folder} cannot be continued: folds.json holds no object")
+    return found

@@ -222,7 +222,7 @@ class Bench(ABC):
 
 
 TOO_MUCH = (
-    *("out of memory", "outofmemory", "can't allocate memory"),
+    *("out of memory", "outofmemory", "can't allocate memory", "cannot be addressed"),
     # NumPy and PyTorch, of sizes that no address space holds.
     *(
         "array is too big",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -54,6 +55,9 @@ class CpuBench(Bench):
     def lay_out(self, problem: Problem) -> Workpiece:
         op = get_op(problem.op)
         shapes, storages = op.shapes(problem), op.storage(problem)
+        needed, room = problem.bytes + 8 * sum(map(prod, shapes)), memory_bytes()
+        if needed > room:  # before half of it is filled, and the system kills someone
+            raise MemoryError(f"tensors and reference need {needed:,} bytes; there are {room:,}")
         as_torch = {problem.dtype, problem.out_dtype} & {"bf16", "fp8", "bf8"}
         operands, exact = [], []
         for index, shape in enumerate(shapes[:-1]):
@@ -99,6 +103,11 @@ class CpuBench(Bench):
     def is_sound(self) -> bool:
         """A CPU has no context to lose; a spoilt heap shows in the guards or as a crash."""
         return True
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _buffer(
