@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tilewise import __version__
-from tilewise.cli.sweep import settled_policy
+from tilewise.cli.sweep import executor, settled_policy
 from tilewise.core.arch import load_arch
+from tilewise.core.measurement import Policy
 from tilewise.core.model import load_model
 from tilewise.errors import InputError
 from tilewise.selection.models import SHIPPED
+from tilewise.sweep.crew import WorkerConfig
 
 
 def tilewise(*words: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +42,17 @@ def test_arch_commands() -> None:
     assert h200["compute_units"] == 132
     assert set(h200["sources"]) >= {"compute_units", "memory_gb_s", "l2_bytes"}
     assert shown("arch", "detect")["compute_units"] >= 1
+
+
+def test_a_config_without_kernels_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    traits = {"isa": "avx2", "family": "packed", "mr": [999]}
+    config.write_text(json.dumps([{"engine": "cpu", "traits": traits}]))
+    for command in ("count", "list"):
+        words = ("kernels", command, "--op", "gemm", "--arch", "x86_avx2", "--config", str(config))
+        ran = tilewise(*words)
+        assert ran.returncode == 2
+        assert "gives no kernel of gemm on x86_avx2" in ran.stderr
 
 
 def test_kernels_list_filter_export_and_check(tmp_path: Path) -> None:
@@ -94,6 +107,11 @@ def test_figures_that_are_given_count() -> None:
     given = named.with_figures(compute_units=8)
     assert model.figures_for(given) == given
     assert model.figures_for(load_arch("x86_avx2")) == load_arch("x86_avx2")
+
+
+def test_a_clusters_address_is_for_ray() -> None:
+    with pytest.raises(InputError, match="add --on ray"):
+        executor("local", WorkerConfig(engines=(), policy=Policy(), kind="cpu"), 1, "x:1")
 
 
 def test_rank_of_no_work_shows_no_table() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -338,6 +340,26 @@ def test_writing_fails_clearly(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="cannot be written"):
         write_problems(tmp_path / "absent" / "problems.csv", problems)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_links_and_pipes_are_written_not_replaced(tmp_path: Path) -> None:
+    problems = [GemmProblem(m=1, n=2, k=3)]
+    real, link = tmp_path / "real.csv", tmp_path / "link.csv"
+    real.write_text("old")
+    link.symlink_to(real)
+    write_problems(link, problems)
+    assert link.is_symlink()
+    assert read_problems(real).problems == problems
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_problems(pipe, problems)
+    reader.join()
+    assert found == [real.read_text()]
+    assert pipe.is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == {"real.csv", "link.csv", "pipe.csv"}
 
 
 def test_words() -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import JsonFlag, emit, resolve_arch, table
-from tilewise.core.arch import known_archs, load_arch, sources
+from tilewise.cli.console import JsonFlag, emit, out, resolve_arch, table
+from tilewise.core.arch import devices, known_archs, load_arch, sources
 
 app = typer.Typer(help="Architectures and the live device.", no_args_is_help=True)
 
@@ -18,13 +18,17 @@ def list_(as_json: JsonFlag = False) -> None:
     archs = [load_arch(name) for name in known_archs()]
     if as_json:
         return emit([arch.to_dict() for arch in archs])
-    columns = ["name", "device", "kind", "units", "clock MHz", "memory GB/s", "fp32", "bf16"]
+    columns = ["name", "product", "kind", "units", "clock MHz", "memory GB/s", "fp32", "bf16"]
     rows = [
-        [a.name, a.device, a.kind, a.compute_units, a.clock_mhz, a.memory_gb_s]
-        + [a.peak_tflops.get(d, "") for d in ("fp32", "bf16")]
+        [
+            *(a.name, ", ".join(devices(a.name)), a.kind),
+            *(a.compute_units, a.clock_mhz, a.memory_gb_s),
+            *(a.peak_tflops.get(d, "") for d in ("fp32", "bf16")),
+        ]
         for a in archs
     ]
-    return table("Architectures (peak in TFLOPS)", columns, rows)
+    table("Architectures (peak in TFLOPS)", columns, rows)
+    return out.print("Figures are the first product's; name another as sm_90:H200.")
 
 
 @app.command()

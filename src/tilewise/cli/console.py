@@ -22,7 +22,8 @@ from tilewise.ops.contract import get_op
 JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
 ArchOption = Annotated[
-    str | None, typer.Option("--arch", help="An architecture; by default the live device.")
+    str | None,
+    typer.Option("--arch", help="As sm_90 or sm_90:H200; by default the live device."),
 ]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", help="fp32, fp16, bf16, fp8, ...")]
 FilterOption = Annotated[
@@ -120,7 +121,8 @@ def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> 
             raise InputError(f"{word!r} is not KEY=VALUE; write for example M=128 N=1536 K=7168")
         if key in values:
             raise InputError(f"{key} is given twice; give it once")
-        values[key] = int(text) if text.lstrip("-").isdecimal() and len(text) < 20 else text
+        is_number = text.isascii() and text.removeprefix("-").isdecimal()
+        values[key] = int(text) if is_number and len(text) < 1000 else text
     needed = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
     missing = [key for key, name in kind.KEYS.items() if name in needed and key not in values]
     if missing:

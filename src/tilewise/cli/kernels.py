@@ -25,13 +25,13 @@ from tilewise.core.kernel import Kernel
 from tilewise.errors import FileError, InputError
 from tilewise.ops.builder import (
     dump_kernels,
-    expand,
+    expand_counted,
     filter_kernels,
     load_kernels,
     load_pool,
     read_config,
 )
-from tilewise.ops.contract import get_op
+from tilewise.ops.contract import Op, get_op
 from tilewise.problems.lines import replace_text
 
 app = typer.Typer(help="The kernel space.", no_args_is_help=True)
@@ -61,11 +61,26 @@ def pick(
     if config is None:
         kernels = load_pool(given, arch, engines or None)
     else:
-        kernels = expand(read_config(config), given, arch)
+        kernels = _expanded(config, given, arch)
         kernels = [k for k in kernels if not engines or k.engine in engines]
     if dtype:
         kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
+
+
+def _expanded(config: Path, op: Op, arch: Arch) -> list[Kernel]:
+    """The kernels of a config; where there are none, what became of its combinations."""
+    found = expand_counted(read_config(config), op, arch)
+    if not found.kernels:
+        reasons = [f"{found.impossible} are no kernel"] if found.impossible else []
+        reasons += [f"{found.filtered} are filtered out"] if found.filtered else []
+        reasons += [f"{number} cannot run: {why}" for why, number in found.illegal.most_common(3)]
+        told = "; ".join(reasons) or "no block is for it"
+        raise InputError(
+            f"{config} gives no kernel of {op.name} on {arch.label}. Of {found.combinations} "
+            f"combinations: {told}. Traits left out have their default, or every value"
+        )
+    return found.kernels
 
 
 @app.command("list")

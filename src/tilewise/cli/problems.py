@@ -143,6 +143,11 @@ def augment(
     _give(found, target, as_json, bad=read.bad_lines, seed=seed)
 
 
+def _usual(text: str, *names: str) -> Any:
+    """An option of a network; 0 stands for what its paper has."""
+    return typer.Option(*names, min=0, help=text, show_default="the network's own")
+
+
 @app.command()
 def network(
     name: Annotated[
@@ -150,9 +155,9 @@ def network(
     ] = None,
     op: OpOption = "conv_fwd",
     dtype: DtypeOption = None,
-    batch: Annotated[int, typer.Option(help="Images or sequences at once.")] = 0,
-    size: Annotated[int, typer.Option(help="Pixels of the square image.")] = 0,
-    tokens: Annotated[int, typer.Option("--tokens", "--seq", help="Length of a sequence.")] = 0,
+    batch: Annotated[int, _usual("Images or sequences at once.")] = 0,
+    size: Annotated[int, _usual("Pixels of the square image.")] = 0,
+    tokens: Annotated[int, _usual("Length of a sequence.", "--tokens", "--seq")] = 0,
     decode: Annotated[bool, typer.Option("--decode", help="One more token a sequence.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="GEMMs of gradients too.")] = False,
     frozen: Annotated[bool, typer.Option("--frozen", help="Untrained layers too.")] = False,

@@ -220,6 +220,8 @@ def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Execu
         return RayExecutor(config, workers=workers, address=address)
     if on != "local":
         raise InputError(f"--on is {on!r}; use local or ray")
+    if address:
+        raise InputError(f"--address {address} is a Ray cluster's; add --on ray")
     from tilewise.sweep.device import visible_gpus
     from tilewise.sweep.local import LocalExecutor
 

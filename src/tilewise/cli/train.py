@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from tilewise.cli.console import (
-    ArchOption,
     DtypeOption,
     JsonFlag,
     emit,
@@ -24,7 +23,9 @@ def train(
     stores: StoresArgument,
     folder: Annotated[Path, typer.Option("--out", help="The model folder to write.")],
     op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
-    arch: ArchOption = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", help="Where stores hold several architectures.")
+    ] = None,
     dtype: DtypeOption = None,
     folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 5,
     objective: Annotated[
@@ -38,7 +39,10 @@ def train(
         int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
     ] = 0,
     draws: Annotated[
-        int, typer.Option(min=1, help="Forests grown on other rows and columns; their mean ranks.")
+        int,
+        typer.Option(
+            min=1, max=64, help="Forests grown on other rows and columns; their mean ranks."
+        ),
     ] = 1,
     hard_rounds: Annotated[
         int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
@@ -51,7 +55,7 @@ def train(
         bool, typer.Option(help="Also judge every objective on the same folds.")
     ] = False,
     seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int, typer.Option(min=1)] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """Trains a model; equal measurements and seed give equal files."""
@@ -112,6 +116,12 @@ def train(
             }
         )
     show_efficiency(f"{folder.name}: {len(data):,} rows, cross-validated", metrics)
+    if metrics["efficiency"]["mean"] < metrics["analytic"]["mean"]:
+        err.print(
+            "the model chooses worse than the analytic one, which needs no measurements; "
+            "sweep more problems before you use it",
+            soft_wrap=True,
+        )
     if rows:
         columns = ["objective", "mean", "median", "p10", "top1"]
         table("objectives", columns, [[row[c] for c in columns] for row in rows])

@@ -115,7 +115,7 @@ def _lines(path: str | Path, reader: RowReader) -> Iterator[Line]:
                 f"{reader.op} problems need {', '.join(missing)} too"
             )
 
-    return csv_lines(text, check_header)
+    return csv_lines(path, text, check_header)
 
 
 def _json_line(part: JsonPart) -> Line:

@@ -83,7 +83,9 @@ def read_bytes(path: str | Path) -> bytes:
         raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def csv_lines(text: str, check_header: Callable[[list[str]], None]) -> Iterator[Line]:
+def csv_lines(
+    path: str | Path, text: str, check_header: Callable[[list[str]], None]
+) -> Iterator[Line]:
     """The rows of a table with a header; `check_header` raises where columns are wanting.
 
     A cell ends with its line: a stray quote spoils its own line, not the rest of the file.
@@ -98,7 +100,7 @@ def csv_lines(text: str, check_header: Callable[[list[str]], None]) -> Iterator[
             cells = _cells(line, delimiter)
         except csv.Error as error:
             if not header:
-                raise FileError(f"the header, line {number}, is not CSV: {error}") from None
+                raise FileError(f"{path}: the header, line {number}, is not CSV: {error}") from None
             yield Line(number, line, reason=f"not CSV: {error}")
             continue
         if not any(cell.strip() for cell in cells):
@@ -107,7 +109,7 @@ def csv_lines(text: str, check_header: Callable[[list[str]], None]) -> Iterator[
             yield _csv_line(number, header, cells, delimiter)
         else:
             header = [cell.strip() for cell in cells]
-            _check_doubled(header)
+            _check_doubled(path, header)
             check_header(header)
 
 
@@ -125,10 +127,10 @@ def _csv_line(number: int, header: list[str], cells: list[str], delimiter: str) 
     return Line(number, text, [dict(zip(header, cells, strict=True))])
 
 
-def _check_doubled(header: list[str]) -> None:
+def _check_doubled(path: str | Path, header: list[str]) -> None:
     doubled = sorted({name for name in header if header.count(name) > 1})
     if doubled:
-        raise FileError(f"the header has the column {', '.join(doubled)} more than once")
+        raise FileError(f"{path} has the column {', '.join(doubled)} more than once")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
@@ -147,12 +149,19 @@ def _on_one_line(value: Any) -> Any:
 
 
 def replace_text(target: Path, text: str) -> None:
-    """Writes under a temporary name, then renames: readers never see half a file."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    """Writes under a temporary name, then renames: readers never see half a file.
+
+    What a link points to is written, not the link, and a device or pipe is written to.
+    """
+    is_stream = target.exists() and not target.is_file()
+    place = target if is_stream else target.resolve()
+    temporary = target if is_stream else place.with_name(f".{place.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
-        temporary.replace(target)
+        if not is_stream:
+            temporary.replace(place)
     except OSError as error:
         raise FileError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if not is_stream:
+            temporary.unlink(missing_ok=True)
