@@ -216,6 +216,48 @@ def test_forward_mode_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_forward_mode_is_pytorchs(backend: str) -> None:
+    torch._dynamo.reset()
+    a, b, tangent = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 4)
+    for function in (lambda t: tw.matmul(t, b), lambda t: tw.linear(t, b.t())):
+        compiled = torch.compile(function, backend=backend)
+        close(compiled(a), a @ b)  # compiled before a level is open
+        with forward_ad.dual_level():
+            out = compiled(forward_ad.make_dual(a, tangent))
+            close(forward_ad.unpack_dual(out).tangent, tangent @ b)
+        close(compiled(a), a @ b)
+
+
+def test_backward_passes_have_tangents() -> None:
+    x, b = leaf(3, 4), torch.randn(4, 5)
+    image, filters = leaf(1, 3, 7, 9), torch.randn(5, 3, 3, 3)
+    for ours, theirs, at in (
+        (lambda t: tw.matmul(t, b), lambda t: t @ b, x),
+        (lambda t: tw.linear(t, b.t()), lambda t: t @ b, x),
+        (lambda t: tw.conv2d(t, filters), lambda t: functional.conv2d(t, filters), image),
+    ):
+        found = []
+        for function in (ours, theirs):
+            torch.manual_seed(1)
+            y = function(at)
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(torch.randn_like(y), torch.randn_like(y))
+                (gradient,) = torch.autograd.grad(y, at, dual)
+                found.append(forward_ad.unpack_dual(gradient).tangent)
+        close(*found)
+
+
+def test_narrow_products_mean_the_same_under_transforms() -> None:
+    a = torch.full((2, 16), 100, dtype=torch.int8)
+    small = torch.ones(2, 16).to(torch.float8_e4m3fn)
+    with forward_ad.dual_level():
+        assert tw.matmul(a, a.t()).tolist() == [[160_000] * 2] * 2
+        assert tw.matmul(small, small.t()).dtype == torch.bfloat16
+    mapped = torch.vmap(lambda t: tw.matmul(t, a.t()))(a[None])
+    assert mapped.tolist() == [[[160_000] * 2] * 2]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_products_into_a_tensor(backend: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(tw.matmul, backend=backend, fullgraph=True)
@@ -225,6 +267,8 @@ def test_compiled_products_into_a_tensor(backend: str) -> None:
     assert torch.equal(out, a.int() @ b.int())
     with pytest.raises(Exception, match=r"it must be torch\.int32"):
         compiled(a, b, out=torch.empty(8, 4))
+    with pytest.raises(Exception, match="cannot be differentiated"):
+        compiled(leaf(2, 2), leaf(2, 2), out=torch.empty(2, 2))
 
 
 def test_what_is_traced_to_pytorch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

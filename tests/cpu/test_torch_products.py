@@ -182,6 +182,8 @@ def test_scaled_products_of_two_kinds_are_pytorchs(caplog: pytest.LogCaptureFixt
     ]
     with pytest.raises(TensorError, match="PyTorch says"):
         tw.scaled_matmul(a, b[:16], one, one)
+    with pytest.raises(TensorError, match=r"out_dtype is torch\.int8"):
+        tw.scaled_matmul(a, b, one, one, out_dtype=torch.int8)
 
 
 def test_unsupported_cases_go_to_pytorch_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,6 +224,8 @@ def test_nothing_is_no_tensor() -> None:
     ):
         with pytest.raises(TensorError, match="NoneType is not a tensor"):
             call()
+    with pytest.raises(TensorError, match="out is a ndarray"):
+        tw.matmul(a, a, out=a.numpy())
     with pytest.raises(InputError, match="a int is no model"):
         tw.patch(3)
 

@@ -22,11 +22,14 @@ from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.library import forward_level, is_deterministic, is_watched, modes, transform
+from tilewise.torch_ops.library import is_deterministic, is_watched, modes, transform
 from tilewise.torch_ops.theirs import (
     PLAIN,
+    forward_level,
+    has_tangent,
     leave,
     tell_traced,
+    their_matmul,
     why_not_plain,
     why_theirs,
     why_untraced,
@@ -57,9 +60,10 @@ def _why_theirs(*tensors: Any) -> str | None:
         if not isinstance(tensor, Tensor):
             view(tensor)  # refuses what is no array either
             raise TensorError("an array and a tensor are of two libraries; convert one of them")
-    under = transform()  # operators made in Python take no part in these
-    if under is not None:
-        return f"tensors under {under}"
+    if transform() is not None:  # operators made in Python take no part in torch.func
+        return "tensors under a transform of torch.func"
+    if has_tangent(*given):
+        return "tensors under forward-mode differentiation"
     return why_not_plain(*given) or why_theirs(*given)
 
 
@@ -81,9 +85,11 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
         why = why_untraced(a, b)
         if why is not None:
             tell_traced(why)
-            return torch.matmul(a, b, out=out)
-        result = _product(a, b, deterministic)
-        return result if out is None else _into(out, result)
+            return their_matmul(a, b, out)
+        if out is None:
+            return _product(a, b, deterministic)
+        refuse_gradient("out= cannot be differentiated", a, b)
+        return _into(out, _product(a, b, deterministic))
     if out is not None:
         return _matmul_into(a, b, out, deterministic)
     if type(a) not in PLAIN or type(b) not in PLAIN:
@@ -114,7 +120,7 @@ def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
         return products.matmul(a, b, deterministic)
     why = _why_theirs(a, b)
     if why:
-        return leave(why, torch.matmul, a, b)
+        return leave(why, their_matmul, a, b)
     if a.dtype.itemsize < 2:
         refuse_gradient(f"products of {a.dtype} have no gradient", a, b)
     return _product(a, b, deterministic)
@@ -151,11 +157,13 @@ def _matmul_slowly_into(
     a: Any, b: Any, out: Any, deterministic: bool
 ) -> tuple[Tensor, Callable[..., Tensor] | None]:
     """`out`, and the way for calls like this one where there is a quick one."""
-    _require(a, b, out)
+    _require(a, b)
+    if not isinstance(out, Tensor):
+        raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
     if why:
-        return leave(why, torch.matmul, a, b, out=out), None
+        return leave(why, their_matmul, a, b, out), None
     is_seen = modes() > 0  # modes see operators, which make their results
     if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
@@ -165,10 +173,10 @@ def _matmul_slowly_into(
 
 
 def _into(out: Tensor, result: Tensor) -> Tensor:
-    if out.shape != result.shape or out.dtype != result.dtype:
+    if (out.shape, out.dtype, out.device) != (result.shape, result.dtype, result.device):
         raise TensorError(
-            f"out is {out.dtype} of shape {tuple(out.shape)}; it must be {result.dtype} of shape "
-            f"{tuple(result.shape)}"
+            f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
+            f"{result.dtype} of shape {tuple(result.shape)} on {result.device}"
         )
     return out.copy_(result)
 
@@ -286,6 +294,7 @@ def convolve(
 
 def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:
     """The gradient of a convolution's input of `size`."""
+    _require(w, dy)
     rank = len(size) - 2
     groups = layer.pop("groups")
     return operators.conv_input_gradient(
@@ -295,6 +304,7 @@ def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tenso
 
 def conv_weight_gradient(x: Tensor, size: Any, dy: Tensor, **layer: Any) -> Tensor:
     """The gradient of a convolution's filter of `size`."""
+    _require(x, dy)
     rank = len(size) - 2
     groups = layer.pop("groups")
     return operators.conv_weight_gradient(

@@ -76,10 +76,10 @@ def _first(
     size: tuple[int, ...],
     layer: Layer,
 ) -> Tensor:
-    theirs = partial(_theirs, direction, size, layer)
+    own = partial(theirs, direction, size, layer)
     why = why_theirs(*tensors[:2])
     if why or key is None:
-        return leave(why or "tensors without memory of their own", theirs, *tensors)
+        return leave(why or "tensors without memory of their own", own, *tensors)
     one, two = tensors[:2]
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
@@ -99,11 +99,11 @@ def _first(
     kind = torch_dtype(problem.out_dtype, one.device)
     result = allocator(shape, dense_strides(shape, problem.layout), kind, one.device)
     if problem.is_empty:
-        return theirs(*tensors) if one.dtype in NATIVE else result().zero_()
+        return own(*tensors) if one.dtype in NATIVE else result().zero_()
     work = Work(
         problem=problem,
         allocate=result,
-        theirs=theirs if one.dtype in NATIVE else None,
+        theirs=own if one.dtype in NATIVE else None,
         deterministic=key[-1],
         operands=lambda one, two, *bias: (one, two),
         finish=_add_bias if len(tensors) > 2 else None,
@@ -149,7 +149,7 @@ def dense_strides(shape: Sequence[Any], layout: str) -> tuple[Any, ...]:
     return tuple(strides)
 
 
-def _theirs(
+def theirs(
     direction: str,
     size: tuple[int, ...],
     layer: Layer,

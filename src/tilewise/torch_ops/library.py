@@ -7,33 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from tilewise.torch_ops.theirs import PLAIN
+from tilewise.torch_ops.theirs import PLAIN, forward_level, has_tangent
 
 _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many modes see every call."""
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_functorch_level: Callable[[], Any] = torch._C._functorch.maybe_current_level
-
-
-def forward_level() -> int:
-    """How many levels of forward-mode differentiation are open, less one."""
-    return forward_ad._current_level
-
-
-def transform() -> str | None:
-    """What differentiates or maps calls as only PyTorch's own operators know how to, or None."""
-    if _functorch_level() is not None:
-        return "a transform of torch.func"
-    return "forward-mode differentiation" if forward_level() >= 0 else None
+transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
+"""The innermost transform of torch.func, or None."""
 
 
 def is_watched() -> bool:
-    """Whether calls are cast, recorded, transformed or traced."""
-    return _is_autocast() or modes() > 0 or _tracing() is not None or transform() is not None
+    """Whether calls are cast, recorded, transformed, traced or differentiated forward."""
+    is_changed = transform() is not None or forward_level() >= 0
+    return is_changed or _is_autocast() or modes() > 0 or _tracing() is not None
 
 
 LIBRARY: Any = torch.library.Library("tilewise", "DEF")  # type: ignore[no-untyped-call]
@@ -45,8 +34,12 @@ def define(
     fake: Callable[..., Tensor],
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    theirs: Callable[..., Tensor] | None = None,
 ) -> Callable[..., Tensor]:
-    """An operator on CPU and CUDA tensors, which autocast casts for where it has gradients."""
+    """An operator on CPU and CUDA tensors, which autocast casts for where it has gradients.
+
+    `theirs` is the same by PyTorch's own, which alone differentiate forward.
+    """
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
     op = getattr(torch.ops.tilewise, name)
@@ -56,15 +49,19 @@ def define(
             LIBRARY.impl(name, _autocast(op, device.lower()), f"Autocast{device}")
     full = f"tilewise::{name}"
     torch.library.register_fake(full, fake, lib=LIBRARY)
-    if not (save and backward):
+    if not (save and backward and theirs):
         unwatched: Callable[..., Tensor] = op.default
         return unwatched
     torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-    return _front(name, run, save, backward)
+    return _front(name, run, save, backward, theirs)
 
 
 def _front(
-    name: str, run: Callable[..., Tensor], save: Callable[..., None], backward: Callable[..., Any]
+    name: str,
+    run: Callable[..., Tensor],
+    save: Callable[..., None],
+    backward: Callable[..., Any],
+    theirs: Callable[..., Tensor],
 ) -> Callable[..., Tensor]:
     """The operator, but past PyTorch's dispatcher where nobody is watching: half the time."""
     op = getattr(torch.ops.tilewise, name).default
@@ -79,11 +76,10 @@ def _front(
 
     def call(*args: Any) -> Tensor:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if (
-            torch.compiler.is_compiling()
-            or is_watched()
-            or any(type(tensor) not in PLAIN for tensor in tensors)
-        ):
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and has_tangent(*tensors):
+            return theirs(*args)
+        if is_compiling or is_watched() or any(type(t) not in PLAIN for t in tensors):
             return op(*args)  # type: ignore[no-any-return]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return function.apply(*args)  # type: ignore[no-any-return]

@@ -13,10 +13,8 @@ from torch.utils.flop_counter import register_flop_formula
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
 from tilewise.torch_ops.library import define
-from tilewise.torch_ops.theirs import FP8
+from tilewise.torch_ops.theirs import RESULTS, their_matmul
 
-RESULTS = {torch.int8: torch.int32, **dict.fromkeys(FP8, torch.bfloat16)}
-"""Results of a type other than the operands'."""
 _LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"
 
 _check: Callable[..., None] = torch._check
@@ -55,6 +53,7 @@ matmul = define(
     _matmul_fake,
     _matmul_save,
     _matmul_backward,
+    lambda a, b, deterministic: their_matmul(a, b),
 )
 
 
@@ -116,6 +115,7 @@ linear = define(
     _linear_fake,
     _linear_save,
     _linear_backward,
+    lambda x, weight, bias, activation: products.their_linear(activation, x, weight, bias),
 )
 
 scaled_matmul = define(
@@ -212,6 +212,7 @@ convolution = define(
     _conv_fake,
     _conv_save,
     _conv_backward,
+    lambda x, w, bias, *settings: convolutions.theirs("fwd", (), _layer(settings)[0], x, w, bias),
 )
 conv_input_gradient = define(
     f"conv_input_gradient(SymInt[] size, Tensor w, Tensor dy, {_LAYER}) -> Tensor",
@@ -219,6 +220,9 @@ conv_input_gradient = define(
     lambda size, w, dy, *settings: _stored(dy, size, dy),
     _data_save,
     _data_backward,
+    lambda size, w, dy, *settings: convolutions.theirs(
+        "bwd_data", tuple(size), _layer(settings)[0], dy, w
+    ),
 )
 conv_weight_gradient = define(
     f"conv_weight_gradient(Tensor x, SymInt[] size, Tensor dy, {_LAYER}) -> Tensor",
@@ -226,6 +230,9 @@ conv_weight_gradient = define(
     lambda x, size, dy, *settings: _stored(x, size, x),
     _weight_save,
     _weight_backward,
+    lambda x, size, dy, *settings: convolutions.theirs(
+        "bwd_weight", tuple(size), _layer(settings)[0], x, dy
+    ),
 )
 
 

@@ -19,7 +19,7 @@ from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, allocator, first, into
 from tilewise.torch_ops.library import is_deterministic
-from tilewise.torch_ops.theirs import leave, why_theirs
+from tilewise.torch_ops.theirs import leave, their_matmul, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What PyTorch multiplies as it is."""
@@ -52,7 +52,7 @@ def matmul(a: Tensor, b: Tensor, deterministic: bool = False) -> Tensor:
     try:
         key = matmul_key(a, b, deterministic)
     except RuntimeError:
-        return leave(_why(a, b), torch.matmul, a, b)
+        return leave(_why(a, b), their_matmul, a, b)
     call: Callable[..., Tensor] | None = CALLS.get(key)
     return _first_matmul(key, a, b) if call is None else call(a, b)
 
@@ -67,7 +67,7 @@ def matmul_into(
 def _first_matmul(key: Any, a: Tensor, b: Tensor) -> Tensor:
     why = why_theirs(a, b)
     if why:
-        return leave(why, torch.matmul, a, b)
+        return leave(why, their_matmul, a, b)
     if not has_product(a, b):
         result: Tensor = product_of_any(a, b, partial(matmul, deterministic=key[-2]))
         return result

@@ -58,7 +58,8 @@ def scaled_matmul(
 
 def _why_theirs(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str | None:
     """Why a product is PyTorch's, or None: two kinds of fp8 in one, or an fp8 result."""
-    if a.dim() != 2 or b.dim() != 2 or a.dtype not in FP8 or b.dtype not in FP8:
+    known = a.dtype in FP8 and b.dtype in FP8 and (out_dtype in OUT_DTYPES or out_dtype in FP8)
+    if a.dim() != 2 or b.dim() != 2 or not known:
         return None  # nobody's
     if a.dtype != b.dtype:
         return f"scaled products of {a.dtype} and {b.dtype}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tilewise.core.tensors import is_native
 from tilewise.errors import TensorError
@@ -20,6 +21,8 @@ FP8 = {
     **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), "bf8"),
 }
 """Each device has one of either kind."""
+RESULTS = {torch.int8: torch.int32, **dict.fromkeys(FP8, torch.bfloat16)}
+"""Results of a type other than the operands'."""
 OPERANDS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int8, *FP8})
 DEVICES = ("cpu", "cuda")
 _REAL_FAULTS: tuple[type[Exception], ...] = (
@@ -29,6 +32,27 @@ _REAL_FAULTS: tuple[type[Exception], ...] = (
 _told: set[str] = set()
 
 
+def forward_level() -> int:
+    """How many levels of forward-mode differentiation are open, less one."""
+    return forward_ad._current_level
+
+
+def has_tangent(*tensors: Any) -> bool:
+    """Whether forward mode differentiates with respect to one of these."""
+    unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
+    return forward_level() >= 0 and any(
+        unpack(tensor).tangent is not None for tensor in tensors if isinstance(tensor, torch.Tensor)
+    )
+
+
+def their_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """PyTorch's product, of the type that tilewise's has."""
+    wide = RESULTS.get(a.dtype)
+    if wide is not None and a.dtype == b.dtype:
+        a, b = a.to(wide), b.to(wide)
+    return torch.matmul(a, b, out=out)
+
+
 def why_untraced(*tensors: torch.Tensor) -> str | None:
     """Why a call that is being traced is PyTorch's, or None; simple enough to be traced itself.
 
@@ -36,6 +60,8 @@ def why_untraced(*tensors: torch.Tensor) -> str | None:
     """
     if torch._C._are_functorch_transforms_active():
         return "tensors under a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "tensors under forward-mode differentiation"
     for tensor in tensors:
         if tensor.layout != torch.strided:
             return f"{tensor.layout} tensors"
