@@ -199,7 +199,7 @@ def test_tensors_beyond_this_machines_memory_are_not_begun(
     problem = GemmProblem(m=100, n=100, k=100)
     assert bench.lay_out(problem).out.shape == (100, 100)
     monkeypatch.setattr("tilewise.sweep.bench_cpu.memory_bytes", lambda: 300_000)
-    with pytest.raises(MemoryError, match="need 360,000 bytes; there are 300,000"):
+    with pytest.raises(MemoryError, match="need 840,000 bytes; there are 300,000"):
         bench.lay_out(problem)
     told = ExecutionError("gemm over 1000 bytes cannot be addressed")
     assert classify(told, "compile_error") == "out_of_memory"

@@ -53,6 +53,13 @@ def test_a_config_without_kernels_is_refused(tmp_path: Path) -> None:
         ran = tilewise(*words)
         assert ran.returncode == 2
         assert "gives no kernel of gemm on x86_avx2" in ran.stderr
+    traits = {"isa": "avx2", "family": "packed", "access": "panels", "split": "grid"}
+    traits |= {"mr": 4, "nr": 16, "mc": 96, "kc": 256, "nc": 4096}
+    config.write_text(json.dumps([{"engine": "cpu", "traits": traits}]))
+    assert tilewise(*words).returncode == 0
+    ran = tilewise(*words, "--dtype", "bf16")
+    assert ran.returncode == 2
+    assert "but none in bf16" in ran.stderr
 
 
 def test_kernels_list_filter_export_and_check(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tilewise.errors import InputError, NoStoreError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.journal import Journal
+from tilewise.sweep.recording import Recording
 from tilewise.sweep.schema import to_table
 from tilewise.sweep.store import Store, write_rows, write_shard
 
@@ -182,14 +183,24 @@ def test_rows_without_json_are_not_exported(tmp_path: Path, column: str) -> None
         export_csv(tmp_path / "store", tmp_path / "out.csv")
 
 
-@pytest.mark.parametrize("column", ["problem", "kernel_fields", "labels", "policy", "tactic"])
-def test_damaged_rows_are_not_merged(tmp_path: Path, column: str) -> None:
-    broken: dict[str, Any] = {column: "{x"}
-    write_rows(tmp_path / "damaged", [replace(row(1), **broken)])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({name: "{x"} for name in ("problem", "kernel_fields", "labels", "policy", "tactic")),
+        *({"time_us": value} for value in (None, 0.0, -1.0, float("nan"), float("inf"))),
+    ],
+)
+def test_damaged_rows_are_neither_merged_nor_replayed(
+    tmp_path: Path, broken: dict[str, Any]
+) -> None:
+    damaged = replace(row(1), **broken)
+    write_rows(tmp_path / "damaged", [damaged])
     write_rows(tmp_path / "sound", [row(2)])
-    with pytest.raises(StoreError, match="Nothing was merged"):
+    with pytest.raises(StoreError, match=f"row {damaged.key[:16]}.*Nothing was merged"):
         merge(tmp_path / "both", [tmp_path / "sound", tmp_path / "damaged"])
     assert not (tmp_path / "both").exists()
+    with pytest.raises(InputError, match=f"row {damaged.key[:16]}"):
+        Recording.load(tmp_path / "damaged")
 
 
 def test_a_folder_without_measurements_is_no_store(tmp_path: Path) -> None:

@@ -211,6 +211,10 @@ def test_on_a_cpu_the_shortest_call_counts_of_readings_taken_alone(small_data: D
     [
         ({"problem": "{x"}, "problem is no JSON object: '{x'"),
         ({"problem": "[]"}, "no JSON object"),
+        ({"problem": ""}, "problem is no JSON object"),
+        ({"problem": '{"M": -1}'}, "'n' and 'k'"),
+        ({"kernel_fields": ""}, "kernel_fields is no JSON object"),
+        ({"kernel_fields": '{"engine": "nope"}'}, "nope"),
         ({"labels": "{x"}, "labels"),
         ({"kernel_fields": "nope"}, "kernel_fields"),
         ({"tactic": "{x"}, "tactic"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -353,13 +355,28 @@ def test_links_and_pipes_are_written_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.csv"
     os.mkfifo(pipe)
     found: list[str] = []
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
     reader.start()
     write_problems(pipe, problems)
-    reader.join()
+    reader.join(timeout=10)
     assert found == [real.read_text()]
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"real.csv", "link.csv", "pipe.csv"}
+    loop = tmp_path / "loop.csv"
+    loop.symlink_to(loop)
+    for bad in (loop, real / "x.csv", tmp_path / f"{'n' * 300}.csv"):
+        with pytest.raises(FileError, match="cannot be written"):
+            write_problems(bad, problems)
+
+
+def test_standard_output_in_a_file_is_added_to(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    code = "from pathlib import Path; from tilewise.problems.lines import replace_text as r; "
+    code += "print('begins', flush=True); r(Path('/dev/stdout'), 'text\\n'); print('ends')"
+    with log.open("a") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert log.read_text() == "before\nbegins\ntext\nends\n"
 
 
 def test_words() -> None:

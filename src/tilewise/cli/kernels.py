@@ -65,6 +65,9 @@ def pick(
         kernels = [k for k in kernels if not engines or k.engine in engines]
     if dtype:
         kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
+    if config is not None and not kernels:
+        asked = f" in {dtype}" * bool(dtype) + f" for {', '.join(engines or ())}" * bool(engines)
+        raise InputError(f"{config} gives kernels of {op} on {arch.label}, but none{asked}")
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
+from math import inf
 from typing import Any, Self
 
 from tilewise.core.identity import SCHEMA, canonical_json, digest
@@ -109,11 +110,26 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     """The object that a row holds as text; `what` names it in the error where it is none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{what} is no JSON object: {text[:80]!r}; `data check` lists such rows")
     return found
+
+
+@lru_cache(maxsize=8192)
+def _is_object(text: str) -> bool:
+    try:
+        json_object(text, "")
+    except InputError:
+        return False
+    return True
+
+
+def check_time(where: str, name: str, value: float | None) -> None:
+    """Raises where a right result has no time, or one that cannot be."""
+    if value is None or not 0 < value < inf:
+        raise InputError(f"{where} has a {name} of {value}; `data check` lists such rows")
 
 
 def what_is_timed(policy: str) -> str:
@@ -259,6 +275,17 @@ class Measurement:
     @property
     def is_ok(self) -> bool:
         return self.status == "ok"
+
+    def check(self) -> None:
+        """Raises where the row cannot be read: torn JSON, or a time that is none."""
+        where = f"{self.kernel} (row {self.key[:16]})"
+        texts = {"problem": self.problem, "kernel_fields": self.kernel_fields}
+        texts |= {"policy": self.policy, "labels": self.labels, "tactic": self.tactic or "{}"}
+        for name, text in texts.items():
+            if not _is_object(text):
+                json_object(text, f"{where}: {name}")  # raises
+        if self.is_ok:
+            check_time(where, "time_us", self.time_us)
 
     @property
     def identity(self) -> tuple[str, int]:

@@ -151,7 +151,7 @@ def flaws(row: Measurement) -> list[tuple[str, str]]:
         found.append(("unknown_op", f"op is {row.op!r}; there are {', '.join(all_ops())}"))
     if row.arch not in known_archs():
         found.append(("unknown_arch", f"arch is {row.arch!r}"))
-    found += [("invalid_json", what) for what in no_objects(row)]
+    found += [("invalid_json", what) for what in _no_objects(row)]
     if not found:
         found += [
             ("wrong_key", f"its {part}_key is not that of its {part}")
@@ -168,7 +168,7 @@ def _keyed(row: Measurement) -> dict[str, str]:
     return {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
 
 
-def no_objects(row: Measurement) -> list[str]:
+def _no_objects(row: Measurement) -> list[str]:
     """Parts of a row that ought to be JSON objects and are not."""
     parts = {**_keyed(row), "labels": row.labels, "tactic": row.tactic or "{}"}
     return [

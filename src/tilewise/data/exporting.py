@@ -53,7 +53,7 @@ def export_csv(
     target = Path(path)
     if target.is_dir():
         raise FileError(f"{target} is a folder; name a .csv file")
-    if target.suffix in (".json", ".jsonl", ".parquet"):
+    if target.suffix.lower() in (".json", ".jsonl", ".parquet"):
         raise FileError(f"{target} would hold CSV; name a .csv file")
     table = _table(rows)
     columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)

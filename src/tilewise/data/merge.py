@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
-from tilewise.data.check import no_objects
 from tilewise.errors import InputError, StoreError
 from tilewise.sweep.journal import read_journal
 from tilewise.sweep.schema import from_table, to_table
@@ -98,12 +97,11 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
 
 def _check_readable(path: Path, rows: Iterable[Measurement]) -> None:
     """Rows that nobody could read afterwards are not spread."""
-    broken = [what for row in rows for what in no_objects(row)]
-    if broken:
-        raise StoreError(
-            f"{path} has {len(broken)} damaged parts ({broken[0]}); `data check` lists them. "
-            "Nothing was merged"
-        )
+    try:
+        for row in rows:
+            row.check()
+    except InputError as error:
+        raise StoreError(f"{path}: {error}. Nothing was merged") from None
 
 
 def _bare(row: Measurement) -> Measurement:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -20,10 +20,10 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement, json_object, what_is_timed
+from tilewise.core.measurement import Measurement, check_time, json_object, what_is_timed
 from tilewise.core.problem import Problem
 from tilewise.engines.device import detect
-from tilewise.errors import InputError
+from tilewise.errors import InputError, TilewiseError
 from tilewise.learn.readings import (
     column,
     comparable,
@@ -246,15 +246,22 @@ def _single(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 def _check_times(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         for name in ("time_us", "min_us"):
-            value = row[name]
-            if row["status"] == "ok" and value is not None and not 0 < value < np.inf:
-                raise InputError(
-                    f"row {row['key'][:16]} has a {name} of {value:g}; `data check` lists such rows"
-                )
+            if row["status"] == "ok" and row[name] is not None:
+                check_time(f"row {row['key'][:16]}", name, row[name])
 
 
 def _object(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return json_object(row[name] or "{}", f"row {row['key'][:16]}: {name}")
+    may_be_empty = name in ("labels", "tactic")
+    text = row[name] or ("{}" if may_be_empty else "")
+    return json_object(text, f"row {row['key'][:16]}: {name}")
+
+
+def _made(make: Callable[[dict[str, Any]], Any], row: Mapping[str, Any], name: str) -> Any:
+    """A problem or kernel from a row."""
+    try:
+        return make(_object(row, name))
+    except (TilewiseError, TypeError) as error:
+        raise InputError(f"row {row['key'][:16]}: {error}") from None
 
 
 def _tactic(row: Mapping[str, Any]) -> Mapping[str, float]:
@@ -292,8 +299,8 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     return Dataset(
         op,
         arch,
-        tuple(given.problem.from_dict(_object(r, "problem")) for r in problem_rows),
-        tuple(given.kernel_from_dict(_object(r, "kernel_fields")) for r in kernel_rows),
+        tuple(_made(given.problem.from_dict, r, "problem") for r in problem_rows),
+        tuple(_made(given.kernel_from_dict, r, "kernel_fields") for r in kernel_rows),
         tuple(_object(r, "labels") for r in problem_rows),
         index[:, 0],
         index[:, 1],

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -153,15 +154,30 @@ def replace_text(target: Path, text: str) -> None:
 
     What a link points to is written, not the link, and a device or pipe is written to.
     """
-    is_stream = target.exists() and not target.is_file()
-    place = target if is_stream else target.resolve()
-    temporary = target if is_stream else place.with_name(f".{place.name}.{os.getpid()}")
+    temporary = None
     try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
-        if not is_stream:
-            temporary.replace(place)
-    except OSError as error:
-        raise FileError(f"{target} cannot be written: {error.strerror or error}") from None
+        if _is_stream(target):
+            _write(target, "a", text)
+            return
+        place = target.resolve()
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        _write(temporary, "w", text)
+        temporary.replace(place)
+    except (OSError, RuntimeError, ValueError) as error:  # of links in a loop, of null bytes
+        what = getattr(error, "strerror", None) or error
+        raise FileError(f"{target} cannot be written: {what}") from None
     finally:
-        if not is_stream:
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether what is written there goes on elsewhere, such as standard output."""
+    is_descriptor = str(target).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+    return is_descriptor or (target.exists() and not target.is_file())
+
+
+def _write(path: Path, mode: str, text: str) -> None:
+    with path.open(mode, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        file.write(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,8 @@ class CpuBench(Bench):
     def lay_out(self, problem: Problem) -> Workpiece:
         op = get_op(problem.op)
         shapes, storages = op.shapes(problem), op.storage(problem)
-        needed, room = problem.bytes + 8 * sum(map(prod, shapes)), memory_bytes()
+        # Random values, the reference in float64 and what it is computed from lie beside them.
+        needed, room = problem.bytes + 24 * sum(map(prod, shapes)), memory_bytes()
         if needed > room:  # before half of it is filled, and the system kills someone
             raise MemoryError(f"tensors and reference need {needed:,} bytes; there are {room:,}")
         as_torch = {problem.dtype, problem.out_dtype} & {"bf16", "fp8", "bf8"}
@@ -106,8 +108,12 @@ class CpuBench(Bench):
 
 
 def memory_bytes() -> int:
-    """Of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Of this machine, or as much of it as a container may use."""
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(here, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # none, or "max"
+        return here
 
 
 def _buffer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from tilewise.core.arch import Arch, known_archs, load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement, Policy, json_object
+from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
@@ -38,6 +39,8 @@ class Recording:
         rows = list(Store(path).measurements())
         if not rows:
             raise InputError(f"{path} has no measurements to replay; name a store that has some")
+        for row in rows:
+            row.check()
         name, _, device = arch.partition(":")
         rows = _only(
             *(path, rows, "--arch", arch, lambda row: f"{row.arch}:{row.device}"),
@@ -60,7 +63,7 @@ class Recording:
             rows=rows,
             arch=load_arch(rows[0].arch).with_figures(device=rows[0].device),
             toolchains=toolchains,
-            policy=Policy.from_dict(json_object(rows[0].policy, "a policy")),
+            policy=Policy.from_dict(json.loads(rows[0].policy)),
             pairs=frozenset((row.problem_key, row.kernel_key) for row in rows),
         )
 
@@ -73,7 +76,7 @@ class Recording:
     def tried(self) -> dict[str, int]:
         """Problem key -> how many kernels, where only the most promising ones were measured."""
         texts = {row.problem_key: row.labels for row in self.rows}
-        labels = {key: json_object(text or "{}", "labels") for key, text in texts.items()}
+        labels = {key: json.loads(text or "{}") for key, text in texts.items()}
         return {key: found["top"] for key, found in labels.items() if "top" in found}
 
     def kernels(self, op: str) -> list[Kernel]:
@@ -82,7 +85,7 @@ class Recording:
         if not texts:
             ops = ", ".join(sorted({row.op for row in self.rows}))
             raise InputError(f"--op is {op}; what is to be replayed was recorded for {ops}")
-        return [get_op(op).kernel_from_dict(json_object(text, "a kernel")) for text in texts]
+        return [get_op(op).kernel_from_dict(json.loads(text)) for text in texts]
 
     def why_unusable(self, kernel: Kernel, problem: Problem | None, arch: Arch) -> str | None:
         """Only what was recorded can be replayed; whether it would be legal today is no matter."""
@@ -112,7 +115,7 @@ def _only(
 
 def _told_policy(row: Measurement) -> str:
     """The key's beginning, which names the policy to `--policy`, and what is special about it."""
-    policy = Policy.from_dict(json_object(row.policy, "a policy"))
+    policy = Policy.from_dict(json.loads(row.policy))
     usual = Policy()
     words = [
         f"{f.name}={getattr(policy, f.name)}"
