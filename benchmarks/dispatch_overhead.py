@@ -40,6 +40,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SIZE = (16, 512, 2048)
 """Small enough for a kernel to finish while Python prepares the next; every family can serve."""
 SCRATCH_TYPES = {"*fp32": "float32", "*i32": "int32"}
+"""Partial sums and flags, as signatures and PyTorch name them."""
 BLOCK = 9
 """Calls between two synchronisations, few enough for the queue."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import pytest
@@ -339,11 +340,14 @@ def many_tiles(chosen: TritonGemmKernel, where: Arch) -> GemmProblem:
     if chosen.swap and chosen.family != "smallk":  # few rows, which lie along tile_n
         columns = max(1, min(3, 128 // chosen.tile_n))
         few = min(128, columns * chosen.tile_n) - 8
-    rows = -(-3 * where.compute_units * chosen.blocks // (2 * columns))
+    slots = where.compute_units * chosen.blocks
+    rows = -(-3 * slots // (2 * columns))
     long, short = rows * chosen.tile_m - 8, few or columns * chosen.tile_n - 8
     steps = 1 if chosen.family == "smallk" else max(3, chosen.split_k)
     m, n = (short, long) if chosen.swap else (long, short)
-    return GemmProblem(m=m, n=n, k=steps * chosen.tile_k, dtype=chosen.dtype)
+    problem = GemmProblem(m=m, n=n, k=steps * chosen.tile_k, dtype=chosen.dtype)
+    assert prod(chosen.tiles(problem)) > slots
+    return problem
 
 
 def problems_of(chosen: TritonGemmKernel, turn: int, where: Arch) -> list[GemmProblem]:

@@ -276,14 +276,17 @@ class Measurement:
     def is_ok(self) -> bool:
         return self.status == "ok"
 
+    def torn(self) -> dict[str, str]:
+        """What ought to be JSON objects and is not: column -> text."""
+        texts = {"problem": self.problem, "kernel_fields": self.kernel_fields}
+        texts |= {"policy": self.policy, "labels": self.labels, "tactic": self.tactic or "{}"}
+        return {name: text for name, text in texts.items() if not _is_object(text)}
+
     def check(self) -> None:
         """Raises where the row cannot be read: torn JSON, or a time that is none."""
         where = f"{self.kernel} (row {self.key[:16]})"
-        texts = {"problem": self.problem, "kernel_fields": self.kernel_fields}
-        texts |= {"policy": self.policy, "labels": self.labels, "tactic": self.tactic or "{}"}
-        for name, text in texts.items():
-            if not _is_object(text):
-                json_object(text, f"{where}: {name}")  # raises
+        for name, text in self.torn().items():
+            json_object(text, f"{where}: {name}")  # raises
         if self.is_ok:
             check_time(where, "time_us", self.time_us)
 

@@ -12,14 +12,7 @@ from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.identity import digest
-from tilewise.core.measurement import (
-    STAGES,
-    STATUSES,
-    Measurement,
-    json_object,
-    row_key,
-    what_is_timed,
-)
+from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
 from tilewise.engines.device import detect
 from tilewise.errors import InputError, StoreError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
@@ -151,47 +144,29 @@ def flaws(row: Measurement) -> list[tuple[str, str]]:
         found.append(("unknown_op", f"op is {row.op!r}; there are {', '.join(all_ops())}"))
     if row.arch not in known_archs():
         found.append(("unknown_arch", f"arch is {row.arch!r}"))
-    found += [("invalid_json", what) for what in _no_objects(row)]
-    if not found:
-        found += [
-            ("wrong_key", f"its {part}_key is not that of its {part}")
-            for part, text in _keyed(row).items()
-            if _part_key(part, text) != getattr(row, f"{part}_key")
-        ]
-        stored = json.loads(row.problem).get("dtype", row.dtype)
-        if stored != row.dtype:
-            found.append(("wrong_dtype", f"its dtype is {row.dtype!r}, its problem's {stored!r}"))
+    torn = row.torn()
+    for name, text in torn.items():
+        found.append(("invalid_json", f"{name} is no JSON object: {text[:80]!r}"))
+    keyed = {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
+    for part, text in keyed.items():
+        if text not in torn.values() and _part_key(part, text) != getattr(row, f"{part}_key"):
+            found.append(("wrong_key", f"its {part}_key is not that of its {part}"))
     return found or _wrong_rates(row)
-
-
-def _keyed(row: Measurement) -> dict[str, str]:
-    return {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
-
-
-def _no_objects(row: Measurement) -> list[str]:
-    """Parts of a row that ought to be JSON objects and are not."""
-    parts = {**_keyed(row), "labels": row.labels, "tactic": row.tactic or "{}"}
-    return [
-        f"{part} is no JSON object: {text[:80]!r}"
-        for part, text in parts.items()
-        if not _part_key(part, text)
-    ]
 
 
 @lru_cache(maxsize=4096)
 def _part_key(part: str, text: str) -> str:
-    """The key of a part of a row by its JSON; empty where that is none."""
-    try:
-        return digest({part: json_object(text, part)})
-    except InputError:
-        return ""
+    """The key of a part of a row by its JSON."""
+    return digest({part: json.loads(text)})
 
 
 def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:
     try:
-        work = _work(row.op, row.problem)
+        *work, dtype = _work(row.op, row.problem)
     except (TilewiseError, TypeError) as error:
         return [("invalid_problem", str(error))]
+    if dtype != row.dtype:
+        return [("wrong_dtype", f"its dtype is {row.dtype!r}, its problem's {dtype!r}")]
     if row.time_us is None:
         return []
     rates = {"tflops": work[0] / row.time_us * 1e-6, "gb_s": work[1] / row.time_us * 1e-3}
@@ -212,10 +187,10 @@ def _timed(policy: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _work(op: str, problem: str) -> tuple[int, int]:
-    """FLOPs and bytes of a problem by its JSON."""
+def _work(op: str, problem: str) -> tuple[int, int, str]:
+    """FLOPs, bytes and dtype of a problem by its JSON."""
     found = get_op(op).problem.from_dict(json.loads(problem))
-    return found.flops, found.bytes
+    return found.flops, found.bytes, found.dtype
 
 
 def impossible(row: Measurement) -> list[str]:

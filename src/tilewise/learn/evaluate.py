@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tilewise.learn.judging import report
 from tilewise.learn.params import Params
 from tilewise.learn.score import Outcome, analytic_us, judge, summary
 from tilewise.learn.slices import shape_family
+from tilewise.learn.split import saved_folds
 from tilewise.problems.problem_set import ProblemSet
 
 
@@ -116,16 +116,12 @@ def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[
 
     names = ["problem", "kernel", "score", "predicted_us"]
     try:
-        trained = json.loads((path / "folds.json").read_text())
         table = parquet.read_table(path / "oof.parquet").select(names).to_pydict()
-        if not isinstance(trained, dict):
-            raise ValueError("folds.json holds no object")
     except (OSError, ValueError, KeyError) as error:
-        raise FileError(
-            f"{path}: folds.json and oof.parquet are needed to judge: {error}"
-        ) from None
+        raise FileError(f"{path}: oof.parquet is needed to judge: {error}") from None
     rows = zip(*(table[name] for name in names), strict=True)
-    return trained, {(problem, kernel): (score, us) for problem, kernel, score, us in rows}
+    held = {(problem, kernel): (score, us) for problem, kernel, score, us in rows}
+    return saved_folds(path), held
 
 
 def leave_one_out(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.identity import digest
 from tilewise.core.problem import Problem
-from tilewise.errors import InputError
+from tilewise.errors import FileError, InputError
 
 
 def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
@@ -46,3 +48,15 @@ def group_keys(problems: Sequence[Problem]) -> list[str]:
 
 def _shuffled(key: str, seed: int) -> str:
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
+
+
+def saved_folds(folder: Path) -> dict[str, int]:
+    """Problem -> fold, as a model's folder has it."""
+    place = folder / "folds.json"
+    try:
+        found = json.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{place}, which names what a model has seen: {error}") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{place}, which names what a model has seen, holds no object")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tilewise.core.features import FeatureSet
@@ -11,6 +10,7 @@ from tilewise.errors import ModelError
 from tilewise.learn.fit import Start, Trainer
 from tilewise.learn.forests import text_names
 from tilewise.learn.params import Params
+from tilewise.learn.split import saved_folds
 
 
 def warm_names(folder: Path) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     old = load_model(folder)
     text = forest_text(folder, "rank")
     vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
-    seen = frozenset(_folds(folder))
+    seen = frozenset(saved_folds(folder))
     found = [
         *_foreign(old, trainer, params),
         *schema_differences(
@@ -76,13 +76,3 @@ def schema_differences(
         for what, names in found.items()
         if names
     ]
-
-
-def _folds(folder: Path) -> dict[str, int]:
-    try:
-        found = json.loads((folder / "folds.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} cannot be continued: folds.json: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{folder} cannot be continued: folds.json holds no object")
-    return found

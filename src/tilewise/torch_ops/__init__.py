@@ -262,12 +262,12 @@ def convolve(
     deterministic: bool,
 ) -> Tensor:
     """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`."""
-    if not _is_compiling():
+    is_compiling = _is_compiling()
+    if not is_compiling:
         _require(x, w)
     if x.dim() == rank + 1:  # one image without a batch
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
-    is_compiling = _is_compiling()
     why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias)
     layer = None
     if why is None:
