@@ -1,25 +1,36 @@
-# `make demo` and `make test` do all their own set-up in .venv.
+# `make demo` and `make test` do all their own set-up in .venv; each installs only what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# Progress bars even where the output is a file: an installation in silence looks like a hang.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test check models gpu-test gpu-memcheck format clean
+.PHONY: demo test test-quick check extras models gpu-test gpu-memcheck format clean
 
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
 
-test: $(STAMP)
+test: $(VENV)/.test
+	@echo "The whole test suite: about a quarter of an hour on two cores (make test-quick: two minutes)."
 	$(BIN)/python -m pytest -n auto
 
+# No kernel is timed and no cluster started: what one wants to know after every edit.
+test-quick: $(VENV)/.test
+	@echo "The quick tests: about two minutes on two cores."
+	$(BIN)/python -m pytest -n auto -m "not slow" tests/unit
+
 # What CI runs besides the tests.
-check: $(STAMP)
+check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Every extra of pyproject.toml resolves on plain PyPI; nothing is installed.
+extras: $(VENV)/.test
+	$(BIN)/python .ci/extras.py
+
 # Retrains every shipped model from datasets/; equal data gives equal bytes.
-models: $(STAMP)
+models: $(VENV)/.test
 	$(BIN)/python benchmarks/train_models.py
 
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
@@ -32,15 +43,24 @@ gpu-memcheck:
 	  --error-exitcode 1 $(PYTHON) -m pytest tests/gpu/test_gemm_gpu.py -p no:cacheprovider \
 	  -k "test_sizes or epilogue or bias_and_activation or scaled_fp8"
 
-format: $(STAMP)
+format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
+	@echo "Making an environment in $(VENV)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch $@
+
+# Stamps of their own: the demo never waits for PyTorch, Ray or the linters.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "Installing what the demo needs: about 110 MB, no PyTorch."
+	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "Installing what the tests need, PyTorch and Ray among it: some minutes the first time."
+	$(INSTALL) --editable '.[test]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
