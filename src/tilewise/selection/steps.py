@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,65 +26,100 @@ class Steps:
     leaves: NDArray[np.int32]
 
 
-Step = tuple[int, int, int]
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Where leaves lie, counted from left to right in their tree."""
+
+    start: NDArray[np.int64]
+    """The first leaf under each node."""
+    stop: NDArray[np.int64]
+    """Behind the last leaf under each node's left side."""
+    place: NDArray[np.int64]
+    """Each leaf's own."""
 
 
 def steps_of(forest: Forest) -> Steps:
     """The forest's steps, trees alike side by side."""
-    trees = [_tree_steps(forest, tree) for tree in range(forest.num_trees)]
-    # Trees alike stand together: a processor foresees how often the loops over steps go round.
-    trees.sort(key=lambda tree: (len(tree[0]), *map(len, tree[0])))
-    every = [steps for tree in trees for steps in tree[0]]
+    walk, leaves = _walk(forest), np.diff(forest.leaf_start)
+    bytes_of = -(-leaves // 8)
+    tree = np.repeat(np.arange(forest.num_trees), np.diff(forest.node_start))
+    # A node has a step in each byte that holds leaves of its left side.
+    first = walk.start // 8
+    many = (walk.stop - 1) // 8 - first + 1
+    node = np.repeat(np.arange(len(tree)), many)
+    byte = np.arange(len(node)) - np.repeat(np.cumsum(many) - many, many) + first[node]
+    low = np.maximum(walk.start[node] - 8 * byte, 0)
+    high = np.minimum(walk.stop[node] - 8 * byte, 8)
+    steps = np.empty(len(node), _STEP)
+    steps["row"] = forest.node_feature[node].astype(np.int64) * BLOCK
+    steps["bound"] = forest.node_bin[node].astype(np.int64) * _FOUR_TIMES
+    steps["keep"] = (0xFF & ~((1 << high) - (1 << low))) * _FOUR_TIMES
+    first_byte = np.cumsum(bytes_of) - bytes_of
+    counts = np.bincount(first_byte[tree[node]] + byte, minlength=int(bytes_of.sum()))
+    order = _alike(bytes_of, counts)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    own = np.repeat(np.arange(forest.num_trees), leaves)
+    within = forest.leaf_start[own] + walk.place
+    ordered = np.empty(len(within), np.int32)
+    ordered[within] = forest.leaf[: len(within)]
+    widest = int(bytes_of.max(initial=1))
+    by_byte = np.argsort(rank[tree[node]] * widest + byte, kind="stable")
     return Steps(
-        _starts(len(tree[0]) for tree in trees),
-        _starts(map(len, every)),
-        np.array([step for steps in every for step in steps], _STEP),
-        _starts(len(tree[1]) for tree in trees),
-        np.array([leaf for tree in trees for leaf in tree[1]], np.int32),
+        _starts(bytes_of[order]),
+        _starts(_picked(counts, first_byte, bytes_of, order)),
+        steps[by_byte],
+        _starts(leaves[order]),
+        _picked(ordered, forest.leaf_start[:-1], leaves, order),
     )
 
 
-def _starts(sizes: Iterable[int]) -> NDArray[np.int32]:
-    return np.cumsum([0, *sizes], dtype=np.int32)
+def _alike(bytes_of: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Trees alike together: a processor foresees how often the loops over steps go round."""
+    each = np.split(counts, np.cumsum(bytes_of)[:-1])
+    keys = [(len(own), *own.tolist()) for own in each]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
-def _tree_steps(forest: Forest, tree: int) -> tuple[list[list[Step]], list[int]]:
-    """The steps of each byte, and the leaves from left to right."""
-    nodes = slice(forest.node_start[tree], forest.node_start[tree + 1])
-    ranges, place = _left_ranges(forest.left[nodes].tolist(), forest.right[nodes].tolist())
-    features, bounds = forest.node_feature[nodes].tolist(), forest.node_bin[nodes].tolist()
-    leaves = [0] * len(place)
-    for at, leaf in zip(
-        place, forest.leaf[forest.leaf_start[tree] :][: len(place)].tolist(), strict=True
-    ):
-        leaves[at] = leaf
-    found: list[list[Step]] = []
-    for byte in range(-(-len(place) // 8)):
-        steps = []
-        for feature, bound, (start, stop) in zip(features, bounds, ranges, strict=True):
-            low, high = max(start - 8 * byte, 0), min(stop - 8 * byte, 8)
-            if low < high:
-                keep = 0xFF & ~((1 << high) - (1 << low))
-                steps.append((feature * BLOCK, bound * _FOUR_TIMES, keep * _FOUR_TIMES))
-        found.append(steps)
-    return found, leaves
+def _starts(sizes: NDArray[Any]) -> NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
-def _left_ranges(left: list[int], right: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """The leaves under each node's left side, and each leaf's place, counted from left to right."""
-    count = [0] * len(left)
-    for node in reversed(range(len(left))):  # children come after their parents
-        count[node] = sum(count[c] if c >= 0 else 1 for c in (left[node], right[node]))
-    start, place = [0] * len(left), [0] * (len(left) + 1)
-    ranges = []
-    for node, children in enumerate(zip(left, right, strict=True)):
-        at = start[node]
-        ranges.append((at, at + (count[left[node]] if left[node] >= 0 else 1)))
-        for child in children:
-            if child >= 0:
-                start[child] = at
-                at += count[child]
-            else:
-                place[~child] = at
-                at += 1
-    return ranges, place
+def _picked(
+    values: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], order: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Stretches of `values`, of each tree in another order."""
+    size = sizes[order]
+    at = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
+    found: NDArray[Any] = values[at + np.repeat(starts[order], size)]
+    return found
+
+
+def _walk(forest: Forest) -> _Walk:
+    """Every tree at once, a depth at a time."""
+    first = np.repeat(forest.node_start[:-1].astype(np.int64), np.diff(forest.node_start))
+    leaf = np.repeat(forest.leaf_start[:-1].astype(np.int64), np.diff(forest.node_start))
+    is_leaf = [side < 0 for side in (forest.left, forest.right)]
+    child = [
+        np.where(mask, leaf + ~side.astype(np.int64), first + side)
+        for side, mask in zip((forest.left, forest.right), is_leaf, strict=True)
+    ]
+    depths = [np.unique(forest.node_start[:-1][np.diff(forest.node_start) > 0]).astype(np.int64)]
+    while len(depths[-1]):
+        here = depths[-1]
+        below = [c[here][~mask[here]] for c, mask in zip(child, is_leaf, strict=True)]
+        depths.append(np.concatenate(below))
+    count = np.zeros((2, len(first)), np.int64)
+    """Leaves under the left and the right side of each node."""
+    for here in reversed(depths):
+        for side in (0, 1):
+            under = np.where(is_leaf[side][here], 0, child[side][here])
+            count[side, here] = np.where(is_leaf[side][here], 1, count[:, under].sum(axis=0))
+    start = np.zeros(len(first), np.int64)
+    place = np.zeros(int(forest.leaf_start[-1]), np.int64)
+    for here in depths:
+        for side, at in ((0, start[here]), (1, start[here] + count[0, here])):
+            ends = is_leaf[side][here]
+            place[child[side][here][ends]] = at[ends]
+            start[child[side][here][~ends]] = at[~ends]
+    return _Walk(start, start + count[0], place)
