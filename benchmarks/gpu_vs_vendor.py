@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Best GPU kernel of the pool against the vendor: cuBLAS (hipBLASLt on ROCm) through PyTorch.
+"""Best GPU kernel of the pool against the vendor: cuBLAS and cuDNN through PyTorch (on ROCm AMD's).
 
-usage: python benchmarks/gpu_vs_vendor.py [--op gemm] [--dtype bf16|fp16|fp8] [--only TEXT]
+usage: python benchmarks/gpu_vs_vendor.py [--op gemm|conv_fwd|conv_bwd_data|conv_bwd_weight]
+                                          [--dtype bf16|fp16|fp8] [--only TEXT] [--part I/N]
                                           [--autotuners] [--json]
 
 Every legal kernel is checked and screened on every shape, cold cache; the best few, the first of
 the model's ranking and the vendor are then timed in turn. The ratio is vendor time over ours.
 `selected` is what the shipped model picks from the same pool with the vendor in it, where there is
-a model.
+a model. Convolutions are channels-last, cuDNN searches for its fastest routine beforehand
+(benchmark mode), and all are timed inside CUDA graphs, so that launches do not count.
 """
 
 from __future__ import annotations
@@ -25,23 +27,46 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
+from tilewise.core.problem import Problem
+from tilewise.engines import get_engine
+from tilewise.engines.contract import Engine
 from tilewise.engines.device import detect
-from tilewise.engines.triton import TritonEngine
+from tilewise.engines.vendor import VendorPlan
 from tilewise.errors import TilewiseError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.vendor import VendorKernel
+from tilewise.problems.networks import network
 from tilewise.selection.choice import Choice, Ranked
-from tilewise.sweep.bench_cuda import CudaTimer
+from tilewise.sweep.bench_cuda import CudaBench, CudaTimer
 from tilewise.sweep.timing import measure, measure_in_turn
 
 SCREEN = Policy(cache="cold", time_ms=1.5, warmup=2, min_repeats=5, max_repeats=20)
 FINAL = Policy(cache="cold", time_ms=9.0, warmup=2, min_repeats=18, max_repeats=90, rounds=9)
 LEADERS = 6
-VENDOR = "gemm_vendor_torch"
 LARGE_FLOPS = 1e11
 """From here on a product is bound by arithmetic and counts as large."""
 AUTOTUNED = 10
+OPS = ("gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+NETWORKS = {
+    "resnet50": 64,
+    "resnext50": 64,
+    "mobilenet_v2": 64,
+    "efficientnet_b0": 64,
+    "convnext_tiny": 64,
+    "retinanet": 8,
+    "unet": 4,
+    "deeplab_v3": 8,
+    "inception_v3": 32,
+    "r3d18": 8,
+    "unet3d": 2,
+    "wav2vec2": 8,
+}
+"""Networks whose convolutions are timed, and how many images at once."""
+COPY_TBS, PRODUCT_TFLOPS = 4.23, 790.0
+"""What an H200 was seen to copy and to multiply at, the ceilings of a roofline."""
 
 # (N, K) of a model's linear layers; M is the number of tokens.
 LAYERS = {
@@ -76,6 +101,8 @@ class Row:
     selected: str = ""
     selected_ratio: float | None = None
     selection_us: float | None = None
+    roofline: float | None = None
+    """The least time by the device's ceilings over ours."""
     final_us: dict[str, float] = field(default_factory=dict)
     """Times taken in turn, by kernel."""
     predicted_us: dict[str, float] = field(default_factory=dict)
@@ -92,9 +119,10 @@ class Row:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--op", choices=("gemm",), default="gemm")
+    parser.add_argument("--op", choices=OPS, default="gemm")
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp8"), default="bf16")
     parser.add_argument("--only", default="", help="models with this in their name, or MxNxK")
+    parser.add_argument("--part", default="1/1", help="every N-th problem from the I-th: I/N")
     parser.add_argument(
         "--autotuners", action="store_true", help="only ten shapes, tuned at run time as well"
     )
@@ -102,7 +130,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def problems(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
+def problems(op: str, dtype: str, only: str) -> Iterator[tuple[str, Problem]]:
+    """Labelled problems of an op."""
+    return products(dtype, only) if op == "gemm" else layers(op, dtype, only)
+
+
+def layers(op: str, dtype: str, only: str) -> Iterator[tuple[str, ConvProblem]]:
+    """Convolutions of real networks, each problem once."""
+    seen: set[str] = set()
+    for name, batch in NETWORKS.items():
+        if only not in name:
+            continue
+        for problem in network(name, op, dtype=dtype, batch=batch).problems:
+            if problem.key not in seen:
+                seen.add(problem.key)
+                yield name, problem  # type: ignore[misc]
+
+
+def products(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
     """Labelled problems; fp8 ones are those that the vendor has a routine for."""
     listed = [
         (model, (m, n, k)) for model, layers in LAYERS.items() for n, k in layers for m in TOKENS
@@ -114,14 +159,53 @@ def problems(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
             yield model, GemmProblem(m=m, n=n, k=k, dtype=dtype)
 
 
-def shape_class(problem: GemmProblem) -> str:
+def shape_class(problem: Any) -> str:
+    if isinstance(problem, ConvProblem):
+        return layer_class(problem)
     if min(problem.m, problem.n) <= 16:
         return "skinny"
     return "large" if problem.flops >= LARGE_FLOPS else "medium"
 
 
+def layer_class(problem: ConvProblem) -> str:
+    if problem.is_depthwise:
+        return "depthwise"
+    if problem.ndim == 3:
+        return "3-D"
+    if problem.g > 1 and max(problem.c, problem.k) // problem.g <= 32:
+        return "grouped"
+    return "pointwise" if problem.taps == 1 else "dense"
+
+
+def least_us(problem: Problem) -> float:
+    """What the problem takes at the device's ceilings, its data read and written once."""
+    return max(problem.bytes / COPY_TBS, problem.flops / PRODUCT_TFLOPS) * 1e-6
+
+
+class LayerContest:
+    """The tensors of one convolution, with every contender checked before it is timed."""
+
+    def __init__(self, problem: ConvProblem, arch: Arch) -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = True
+        self.problem, self.arch = problem, arch
+        self._bench = CudaBench(arch, SCREEN, {})
+        self._piece = self._bench.piece(problem)
+        kernel = VendorKernel(op_name=problem.op, library="torch")
+        self.vendor = VendorPlan(kernel, problem).bind(self._piece.operands, self._piece.out)
+        self.vendor()  # cuDNN searches now
+
+    def ours(self, kernel: Kernel, engine: Engine) -> Callable[[], Any]:
+        """The kernel's launch, once its result has been found right."""
+        plan = engine.plan(kernel, self.problem, self.arch)
+        self._bench.verify(plan, self.problem)
+        piece = self._bench.piece(self.problem)
+        return plan.bind(piece.operands, piece.out)
+
+
 class Contest:
-    """The tensors of one problem, with every contender checked before it is timed."""
+    """The tensors of one product, with every contender checked before it is timed."""
 
     def __init__(self, problem: GemmProblem, arch: Arch) -> None:
         import torch
@@ -143,7 +227,7 @@ class Contest:
             self.a, self.b, self.one, self.one, out_dtype=self.out.dtype, use_fast_accum=True
         )
 
-    def ours(self, kernel: Kernel, engine: TritonEngine) -> Callable[[], Any]:
+    def ours(self, kernel: Kernel, engine: Engine) -> Callable[[], Any]:
         """The kernel's launch, once its result has been found right."""
         plan = engine.plan(kernel, self.problem, self.arch)
         self.out.fill_(float("nan"))
@@ -156,58 +240,64 @@ class Contest:
         return plan.bind([self.a, self.b], self.out)
 
 
-def run(
-    model: str, problem: GemmProblem, pool: list[Kernel], arch: Arch, engine: Any, tune: bool
-) -> Row:
-    contest = Contest(problem, arch)
+def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) -> Row:
+    is_product = problem.op == "gemm"
+    contest: Any = (Contest if is_product else LayerContest)(problem, arch)
+    launch = "eager" if is_product else "graph"
+    brief, long = replace(SCREEN, launch=launch), replace(FINAL, launch=launch)
     cache = max(arch.l2_bytes, arch.l3_bytes)
-    screen, final = CudaTimer(SCREEN, cache), CudaTimer(FINAL, cache)
+    screen, final = CudaTimer(brief, cache), CudaTimer(long, cache)
     start = time.perf_counter()
     found = []
     for kernel in pool:
-        if get_op("gemm").why_unusable(kernel, problem, arch) is None:
-            call = contest.ours(kernel, engine)
-            found.append((measure(call, screen, SCREEN).time_us, kernel, call))
+        if get_op(problem.op).why_unusable(kernel, problem, arch) is None:
+            call = contest.ours(kernel, get_engine(kernel.engine))
+            found.append((measure(call, screen, brief).time_us, kernel, call))
     searched = time.perf_counter() - start
     leaders = sorted(found, key=lambda entry: entry[0])[:LEADERS]
     choice, selection_us = select(problem, arch)
-    calls = {VENDOR: contest.vendor} | {kernel.name: call for _, kernel, call in leaders}
+    vendor = f"{problem.op}_vendor_torch"
+    calls = {vendor: contest.vendor} | {kernel.name: call for _, kernel, call in leaders}
     told = contenders(choice)
     for ranked in told:
         if ranked.kernel.name not in calls:
-            calls[ranked.kernel.name] = contest.ours(ranked.kernel, engine)
-    timings = measure_in_turn(list(calls.values()), final, FINAL, lambda _: None)
+            calls[ranked.kernel.name] = contest.ours(
+                ranked.kernel, get_engine(ranked.kernel.engine)
+            )
+    timings = measure_in_turn(list(calls.values()), final, long, lambda _: None)
     times = {name: t.time_us for name, t in zip(calls, timings, strict=True)}
     best = min((kernel.name for _, kernel, _ in leaders), key=times.__getitem__)
     row = Row(
         model=model,
         problem=problem.to_dict(),
         shape_class=shape_class(problem),
-        vendor_us=times[VENDOR],
+        vendor_us=times[vendor],
         best_us=times[best],
         best=best,
-        ratio=times[VENDOR] / times[best],
+        ratio=times[vendor] / times[best],
         kernels=len(found),
         search_s=searched,
+        roofline=None if is_product else least_us(problem) / times[best],
         final_us=times,
     )
     if choice is not None:
         if choice.path == "model":
             row.predicted_us = {ranked.kernel.name: ranked.predicted_us for ranked in told}
         row.selected, row.selection_us = choice.kernel.name, selection_us
-        row.selected_ratio = times[VENDOR] / times[row.selected]
+        row.selected_ratio = times[vendor] / times[row.selected]
     if tune:
         compare_autotuners(row, contest, [call for _, _, call in found], final)
     return row
 
 
-def select(problem: GemmProblem, arch: Arch) -> tuple[Choice | None, float]:
+def select(problem: Any, arch: Arch) -> tuple[Choice | None, float]:
     """What the shipped model picks, and how long it takes; (None, 0) without a model."""
     import tilewise
 
     try:
         # Another problem first: what is loaded once is not counted, what this problem costs is.
-        tilewise.select(replace(problem, m=problem.m + 1), arch=arch)
+        more = {"m": problem.m + 1} if problem.op == "gemm" else {"n": problem.n + 1}
+        tilewise.select(replace(problem, **more), arch=arch)
         start = time.perf_counter()
         choice = tilewise.select(problem, arch=arch)
     except TilewiseError:
@@ -273,37 +363,53 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     return result
 
 
+def taken(listed: list[Any], part: str) -> list[Any]:
+    """The problems of one part of several."""
+    first, _, parts = part.partition("/")
+    if not (first.isdigit() and parts.isdigit() and 1 <= int(first) <= int(parts)):
+        raise SystemExit(f"gpu_vs_vendor: --part is {part!r}; write it as 1/4, up to 4/4")
+    return listed[int(first) - 1 :: int(parts)]
+
+
+def shown(problem: Any) -> str:
+    """A problem in one short line."""
+    if isinstance(problem, GemmProblem):
+        return f"{problem.m:6} x {problem.n:6} x {problem.k:6}"
+    p = problem
+    sizes = "x".join(str(n) for n in (p.d, p.h, p.w)[3 - p.ndim :])
+    taps = "x".join(str(n) for n in (p.z, p.y, p.x)[3 - p.ndim :])
+    return f"{p.n:3} {p.c:4}->{p.k:4} g{p.g:<4} {sizes:11} {taps:6} s{p.stride_w}"
+
+
 def main() -> int:
     args = arguments()
-    engine = TritonEngine()
-    if reason := engine.why_unavailable():
-        print(f"gpu_vs_vendor: {reason}", file=sys.stderr)
+    arch, op = detect("gpu"), get_op(args.op)
+    engines = [name for name in ("triton", "cuda") if get_engine(name).why_unavailable() is None]
+    if not engines:
+        print(f"gpu_vs_vendor: {get_engine('triton').why_unavailable()}", file=sys.stderr)
         return 2
-    arch = detect("gpu")
-    pool = [
-        k
-        for k in load_pool(get_op("gemm"), arch, ["triton"])
-        if k.dtype == args.dtype  # type: ignore[attr-defined]
-    ]
-    listed = list(problems(args.dtype, args.only))
+    pool = [k for k in load_pool(op, arch, engines) if getattr(k, "dtype", "") == args.dtype]
+    listed = taken(list(problems(args.op, args.dtype, args.only)), args.part)
     if not listed:
         print(f"gpu_vs_vendor: no model and no shape is called {args.only!r}", file=sys.stderr)
         return 2
     if args.autotuners:
         listed = listed[:: max(1, len(listed) // AUTOTUNED)][:AUTOTUNED]
-    why = get_op("gemm").why_unusable
-    pairs = [(k, p) for _, p in listed for k in pool if why(k, p, arch) is None]
-    for failure in engine.compile_ahead(pairs, arch):
-        print(f"does not compile: {failure}", file=sys.stderr)
+    for name in engines:
+        own = [k for k in pool if k.engine == name]
+        pairs = [(k, p) for _, p in listed for k in own if op.why_unusable(k, p, arch) is None]
+        for failure in get_engine(name).compile_ahead(pairs, arch):
+            print(f"does not compile: {failure}", file=sys.stderr)
     rows = []
     for model, problem in listed:
-        row = run(model, problem, pool, arch, engine, args.autotuners)
+        row = run(model, problem, pool, arch, args.autotuners)
         rows.append(row)
         if not args.json:
             print(
-                f"{model:14} {problem.m:6} x {problem.n:6} x {problem.k:6}  "
-                f"vendor {row.vendor_us:9.1f} us  ours {row.best_us:9.1f} us  "
-                f"{row.ratio:6.3f}  selected {row.selected_ratio or 0:6.3f}  {row.best}",
+                f"{model:14} {shown(problem)}  vendor {row.vendor_us:9.1f} us  "
+                f"ours {row.best_us:9.1f} us  {row.ratio:6.3f}  "
+                f"selected {row.selected_ratio or 0:6.3f}  {row.best}",
+                *([f"roofline {row.roofline:.2f}"] if row.roofline else []),
                 *(f"{name}={value:.3g}" for name, value in row.tuning().items()),
                 flush=True,
             )

@@ -77,3 +77,71 @@ class Launch:
     workspace_bytes: int = 0
     zeroed_bytes: int = 0
     """The head of the workspace that must be zero before a launch; the kernel leaves it so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Im2col:
+    """How a tensor map walks the pixels of a convolution; spatial dimensions innermost first."""
+
+    lower: tuple[int, ...]
+    """Where the first pixel's corner lies, for each spatial dimension: minus the padding."""
+    upper: tuple[int, ...]
+    """Where the last pixel's corner lies, counted from the end of each spatial dimension."""
+    channels: int
+    """Channels that a copy brings of each pixel."""
+    pixels: int
+    """Pixels that a copy brings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMap:
+    """A TMA descriptor over a tensor of the call, whole; dimensions innermost first."""
+
+    tensor: int
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes, of every dimension but the innermost."""
+    box: tuple[int, ...] = ()
+    """Elements that a copy brings, of each dimension; empty for im2col."""
+    steps: tuple[int, ...] = ()
+    """Elements from one that is read to the next, of each dimension; empty for ones."""
+    swizzle: int = 0
+    """Bytes of a row whose chunks are interleaved: 0, 32, 64 or 128."""
+    offset: int = 0
+    """Bytes from the tensor's first element to the map's."""
+    im2col: Im2col | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaSource:
+    """Everything that compiling one CUDA C++ kernel depends on, besides the architecture."""
+
+    file: str
+    """Below `ops/`, such as `conv/cuda/halo.cuh`; includes are found from there, too."""
+    function: str
+    signature: dict[str, str]
+    """Argument -> `map` (a tensor map), `*` (an address), `i32`, `i64` or `f32`."""
+    constants: dict[str, int | str]
+    """Macros: numbers, or names from a closed list such as element types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """A step that clears bytes of a tensor of the call, or of the workspace."""
+
+    target: Pointer | Scratch
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One kernel of a launch, with all that the driver wants to know."""
+
+    source: Source | CudaSource
+    grid: tuple[int, int, int]
+    threads: int
+    smem_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    arguments: tuple[Pointer | Scratch | TensorMap | int | float, ...]
+    """One per entry of the source's signature, in its order."""

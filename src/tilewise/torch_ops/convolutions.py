@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilewise.core.tensors import torch_dtype, view
+from tilewise.dispatch import default_dispatcher
 from tilewise.dispatch.remembered import CALLS
-from tilewise.errors import TensorError
+from tilewise.engines.device import detect
+from tilewise.errors import ArchError, TensorError
 from tilewise.ops.conv.infer import check_groups, from_shapes, layout_of
+from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
 from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.products import NATIVE
@@ -41,6 +44,26 @@ def weight_gradient(
 ) -> Tensor:
     """The gradient of a filter of `size`."""
     return _call("bwd_weight", x, dy, tuple(size), layer, deterministic)
+
+
+def is_known(device: torch.device) -> bool:
+    """Whether a model knows how fast convolutions are on a device; on CPUs one always does.
+
+    Where none does, the vendor's routine is the best guess, and PyTorch calls it faster than we.
+    """
+    return device.type != "cuda" or _is_known(device.index, settings())
+
+
+is_known._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called, not traced
+
+
+@cache
+def _is_known(index: int, under: Settings) -> bool:
+    try:
+        rankers = default_dispatcher("conv_fwd", detect("gpu", index)).rankers
+    except ArchError:
+        return False
+    return any(ranker.path == "model" for ranker in rankers)
 
 
 def _call(
@@ -165,7 +188,9 @@ def theirs(
         result: Tensor = aten(one, two, bias, stride, padding, dilation, False, [0] * rank, groups)
         return result
     is_data = direction == "bwd_data"
-    missing = one.new_empty(()).expand(size)  # only its sizes count
+    # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
+    # layer for one of contiguous tensors, and copy the others.
+    missing = one.new_empty_strided(size, dense_strides(size, layout_of(view(one))))
     dy, x, w = (one, missing, two) if is_data else (two, one, missing)
     gradients = torch.ops.aten.convolution_backward.default(
         *(dy, x, w, None, stride, padding, dilation, False, [0] * rank, groups),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tilewise.errors import InputError
 from tilewise.torch_ops import convolve, linear
+from tilewise.torch_ops.convolutions import is_known
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -35,6 +36,9 @@ class Conv1d(nn.Conv1d):
     """`nn.Conv1d` through `tilewise.conv1d`."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not is_known(x.device):
+            theirs: Tensor = super()._conv_forward(x, weight, bias)
+            return theirs
         return _convolve(self, x, weight, bias)
 
 
@@ -42,6 +46,9 @@ class Conv2d(nn.Conv2d):
     """`nn.Conv2d` through `tilewise.conv2d`."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not is_known(x.device):
+            theirs: Tensor = super()._conv_forward(x, weight, bias)
+            return theirs
         return _convolve(self, x, weight, bias)
 
 
@@ -49,6 +56,9 @@ class Conv3d(nn.Conv3d):
     """`nn.Conv3d` through `tilewise.conv3d`."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not is_known(x.device):
+            theirs: Tensor = super()._conv_forward(x, weight, bias)
+            return theirs
         return _convolve(self, x, weight, bias)
 
 
