@@ -46,7 +46,7 @@ from tilewise.core.problem import Problem  # noqa: E402
 from tilewise.core.tensors import empty  # noqa: E402
 from tilewise.engines import get_engine  # noqa: E402
 from tilewise.engines.device import detect  # noqa: E402
-from tilewise.ops.builder import load_pool  # noqa: E402
+from tilewise.ops.configs import load_pool  # noqa: E402
 from tilewise.ops.contract import get_op  # noqa: E402
 from tilewise.ops.vendor import VendorKernel  # noqa: E402
 

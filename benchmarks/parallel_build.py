@@ -18,7 +18,7 @@ from pathlib import Path
 from tilewise.engines.cpu import CpuEngine
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import find_compiler
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.settings import settings
 

@@ -37,7 +37,7 @@ from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, default_registry
 from tilewise.errors import NoKernelError
 from tilewise.learn.synthetic import synthetic_problems
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.selection.models import SHIPPED
 from tilewise.selection.ranker import ModelRanker

@@ -123,7 +123,7 @@ def run_instant(store: Path, problems: int, tenths: int = 10) -> dict[str, Any]:
 def run_steady(store: Path, kernel_count: int) -> dict[str, Any]:
     """A sweep of real kernels; only the time from the first row on counts."""
     from tilewise.engines.device import detect
-    from tilewise.ops.builder import load_pool
+    from tilewise.ops.configs import load_pool
     from tilewise.ops.contract import get_op
 
     sizes = [(256, 256, 256), (64, 1024, 512), (1000, 200, 300), (384, 768, 128), (2048, 64, 256)]

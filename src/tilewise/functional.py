@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.tensors import is_torch, view
-from tilewise.dispatch.calls import (
+from tilewise.dispatch.shipped import (
     has_product,
     multiply_arrays,
     product_of_any,

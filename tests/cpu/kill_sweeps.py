@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pyarrow.parquet  # noqa: F401  # imported before the forks
 import recording
 
-from tilewise.sweep import store as store_module
+from tilewise.data import store as store_module
+from tilewise.data.store import Store
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, sweep
-from tilewise.sweep.store import Store
 
 PROBLEMS, KERNELS = 30, 12
 store_module.ROWS_PER_SHARD = 40  # folding is then as likely to be hit as writing

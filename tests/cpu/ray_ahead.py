@@ -19,7 +19,7 @@ from tilewise.engines.vendor import VendorEngine, VendorPlan
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.crew import WorkerConfig
-from tilewise.sweep.plan import Task, Work
+from tilewise.sweep.plan import Assignment, Task
 from tilewise.sweep.ray_backend import RayExecutor
 
 PROBLEMS = 6
@@ -65,9 +65,9 @@ class NotingEngine(VendorEngine):
         return super().plan(kernel, problem, arch)
 
 
-def works() -> list[Work]:
+def works() -> list[Assignment]:
     return [
-        Work(
+        Assignment(
             at,
             Task(
                 problem=GemmProblem(m=8 + at, n=16, k=16).to_dict(),
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
     executor = RayExecutor(config)
     left = works()
 
-    def next_work() -> Work:
+    def next_work() -> Assignment:
         if not left:
             raise StopIteration
         return left.pop(0)

@@ -13,10 +13,10 @@ import ray
 import recording
 from ray.cluster_utils import Cluster
 
+from tilewise.data.store import Store
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.ray_backend import RayExecutor
 from tilewise.sweep.run import Options, sweep
-from tilewise.sweep.store import Store
 
 PROBLEMS, KERNELS = 1200, 12
 """Enough that all nodes are at work before the rest is done, however slowly they start."""

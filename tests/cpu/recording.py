@@ -8,10 +8,10 @@ from pathlib import Path
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy, Setting
-from tilewise.ops.builder import load_pool
+from tilewise.data.store import write_rows
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.sweep.store import write_rows
 
 ARCH = "x86_avx512"
 POLICY = Policy(rounds=2, threads=1)

@@ -22,7 +22,7 @@ from tilewise.engines.cpu import engine as engine_module
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import Unit, compile_units, find_compiler
 from tilewise.errors import KernelError, ProblemError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.cpu import source
 from tilewise.ops.conv.kernels.cpu import OPS, CpuConvKernel, why_unusable

@@ -23,7 +23,7 @@ from tilewise.engines.cpu import CpuEngine
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import Unit, compile_units, find_compiler
 from tilewise.errors import ExecutionError, KernelError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.cpu import source
 from tilewise.ops.gemm.kernels.cpu import ACCESSES, SPLITS, CpuGemmKernel, why_unusable

@@ -16,12 +16,12 @@ import pytest
 import tilewise
 from tilewise.core.identity import canonical_json
 from tilewise.core.measurement import Measurement, Setting
+from tilewise.data.store import Store, write_rows
 from tilewise.engines.device import detect
 from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import ExecutionError, InputError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.recording import Recording
-from tilewise.sweep.store import Store, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 

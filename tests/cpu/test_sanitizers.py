@@ -21,7 +21,7 @@ from tilewise.core.dtypes import tolerance
 from tilewise.core.tensors import empty, stored_copy
 from tilewise.engines.cpu import CpuEngine
 from tilewise.engines.device import detect
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 
 op, arch = get_op(sys.argv[1]), detect("cpu")

@@ -21,13 +21,13 @@ from tilewise.cli.sweep import with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
+from tilewise.data.journal import read_journal
+from tilewise.data.store import Store
 from tilewise.errors import InputError
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.crew import WorkerConfig
-from tilewise.sweep.journal import read_journal
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
-from tilewise.sweep.store import Store
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

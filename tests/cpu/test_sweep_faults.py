@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tilewise.core.measurement import Policy
+from tilewise.data.store import Store
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
-from tilewise.sweep.store import Store
 from tilewise.sweep.supervisor import Limits
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ from tilewise.cli.progress import progress_bar
 from tilewise.cli.sweep import tell, with_vendor
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.measurement import Policy
+from tilewise.data.store import Store
 from tilewise.engines.device import detect
 from tilewise.errors import ExecutionError, InputError
 from tilewise.ops.conv.problem import ConvProblem
@@ -22,10 +23,9 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.bench import classify, random_values
 from tilewise.sweep.bench_cpu import CpuBench
 from tilewise.sweep.crew import WorkerConfig, why_over_limit
-from tilewise.sweep.device import arch_from_dict, arch_to_dict, as_arch
+from tilewise.sweep.device_info import arch_from_dict, arch_to_dict, as_arch
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Summary, sweep
-from tilewise.sweep.store import Store
 
 
 def test_more_workers_than_can_be_are_refused() -> None:
@@ -58,7 +58,7 @@ def test_gpus_are_counted_without_touching_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tilewise.sweep.device import visible_gpus
+    from tilewise.sweep.device_info import visible_gpus
 
     for name in ("CUDA", "HIP", "ROCR"):
         monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
@@ -130,7 +130,7 @@ def test_a_held_device_is_waited_for_not_taken_for_a_hang(
     import tempfile
     import time
 
-    from tilewise.sweep.device import lock_path
+    from tilewise.sweep.device_info import lock_path
     from tilewise.sweep.supervisor import Limits
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a device of its own for this test

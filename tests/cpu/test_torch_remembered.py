@@ -78,7 +78,7 @@ def test_declaring_kernels_and_new_settings_forget_calls() -> None:
 
 
 def test_arrays_are_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewise.dispatch import calls as array_calls
+    from tilewise.dispatch import shipped as array_calls
 
     a, b = torch.randn(19, 28).numpy(), torch.randn(28, 11).numpy()
     expected = tw.matmul(a, b)

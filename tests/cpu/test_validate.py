@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tilewise.sweep.store import Store, write_rows
+from tilewise.data.store import Store, write_rows
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

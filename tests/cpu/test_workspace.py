@@ -21,7 +21,7 @@ from tilewise.core.problem import Problem
 from tilewise.engines.cpu import CpuEngine
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import find_compiler
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.gemm.problem import GemmProblem

@@ -14,7 +14,7 @@ from tilewise.core.dtypes import tolerance
 from tilewise.engines.device import detect
 from tilewise.engines.triton import TritonEngine
 from tilewise.errors import TensorError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue

@@ -11,7 +11,8 @@ import pytest
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
-from tilewise.ops.builder import load_pool
+from tilewise.data.store import Store
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
@@ -19,7 +20,6 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
-from tilewise.sweep.store import Store
 from tilewise.sweep.supervisor import Limits
 
 HERE = Path(__file__).parent

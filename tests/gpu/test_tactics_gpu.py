@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilewise.core.measurement import Policy
+from tilewise.data.store import Store
 from tilewise.engines.cublas import tactic_of
 from tilewise.engines.device import detect
 from tilewise.ops.gemm.problem import GemmProblem
@@ -17,7 +18,6 @@ from tilewise.selection.models import load_models
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import sweep
-from tilewise.sweep.store import Store
 
 torch = pytest.importorskip("torch")
 pytestmark = [

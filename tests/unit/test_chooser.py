@@ -19,7 +19,7 @@ from tilewise.dispatch import Dispatcher, Priority, Registry
 from tilewise.dispatch.chooser import served_by
 from tilewise.dispatch.padding import COPY_US, aligned, copy_us
 from tilewise.engines import Build
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem

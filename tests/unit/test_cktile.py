@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tilewise.core.arch import load_arch
 from tilewise.errors import KernelError
-from tilewise.ops.builder import (
+from tilewise.ops.cktile_rules import CkTileKernel
+from tilewise.ops.configs import (
     dump_kernels,
     expand,
     expand_counted,
@@ -18,7 +19,6 @@ from tilewise.ops.builder import (
     load_kernels,
     load_pool,
 )
-from tilewise.ops.cktile_rules import CkTileKernel
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.kernels.cktile import CkTileConvKernel
 from tilewise.ops.conv.kernels.cktile import why_unusable as why_conv_unusable

@@ -17,11 +17,11 @@ from tilewise.core.arch import load_arch
 from tilewise.data.exporting import export_csv
 from tilewise.data.foreign import records
 from tilewise.data.importing import Imported, import_file, read_measurements
+from tilewise.data.store import Store
 from tilewise.errors import ArchError, FileError, InputError, StoreError
 from tilewise.learn.dataset import from_measurements
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.sweep.store import Store
 
 SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "data" / "ck_gfx950_conv_fwd_bf16.csv"

@@ -19,15 +19,15 @@ from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.data import check as check_module
 from tilewise.data.check import check
 from tilewise.data.exporting import export_csv
+from tilewise.data.journal import Journal
 from tilewise.data.merge import merge
+from tilewise.data.schema import to_table
 from tilewise.data.show import overview
+from tilewise.data.store import Store, write_rows, write_shard
 from tilewise.errors import InputError, NoStoreError, StoreError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
-from tilewise.sweep.journal import Journal
 from tilewise.sweep.recording import Recording
-from tilewise.sweep.schema import to_table
-from tilewise.sweep.store import Store, write_rows, write_shard
 
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="numpy 2", policy=Policy())
 NUMPY = VendorKernel(op_name="gemm", library="numpy")

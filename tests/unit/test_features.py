@@ -20,7 +20,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.engines.toolchain import Unit, compile_units, why_no_compiler
 from tilewise.errors import ExpressionError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.features import FEATURES as CONV
 from tilewise.ops.conv.problem import ConvProblem
@@ -238,7 +238,7 @@ def test_matrix_product_by_hand() -> None:
 
 
 def _any_cktile() -> Kernel:
-    from tilewise.ops.builder import load_pool
+    from tilewise.ops.configs import load_pool
 
     return load_pool(get_op("gemm"), GFX950)[0]
 
@@ -378,6 +378,7 @@ def compare_with_c(features: FeatureSet, call: Any, problem: Problem, kernel: Ke
 
 
 @given(problem=gemm_problems)
+@pytest.mark.slow
 def test_gemm_features_are_equal_in_c(c_features: dict[str, Any], problem: GemmProblem) -> None:
     compare_with_c(GEMM, c_features["gemm"], problem, _any_cktile())
 

@@ -16,7 +16,7 @@ from tilewise.cli import build as building
 from tilewise.core.arch import load_arch
 from tilewise.engines.contract import Build, Resources
 from tilewise.errors import KernelError, TensorError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm import launch as launch_module
 from tilewise.ops.gemm.kernels.gpu import FAMILIES, HOPPER_FAMILIES, TritonGemmKernel, why_unusable

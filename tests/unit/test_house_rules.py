@@ -13,8 +13,8 @@ import tilewise
 
 SRC = Path(tilewise.__file__).parent
 FLOORS = [
-    *("errors", "settings", "core", "archs", "ops", "engines", "problems", "sweep", "data"),
-    *("learn", "selection", "dispatch", "torch_ops", "functional", "report", "cli"),
+    *("errors", "settings", "core", "archs", "ops", "engines", "problems", "data", "sweep"),
+    *("learn", "selection", "dispatch", "judge", "torch_ops", "functional", "report", "cli"),
 ]
 """A module may import its own floor and those before it."""
 
@@ -29,26 +29,56 @@ def floor(module: str) -> str:
     return module.removeprefix("tilewise.").split(".")[0]
 
 
-def imported(path: Path) -> set[str]:
-    """Every tilewise module that a file imports, at any depth of nesting."""
+def imported(source: str) -> set[str]:
+    """Every tilewise module that a text imports, at any depth of nesting, however it says so."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute: this test reads them"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-    return {name for name in found if name.startswith("tilewise.")}
+    public = {f"tilewise.{name}" for name in tilewise.__all__}
+    return {name for name in found if name.startswith("tilewise.")} - public
+
+
+def why_forbidden(own: str, name: str) -> str | None:
+    """Why a module of the floor `own` may not import `name`, or None."""
+    target = floor(name)
+    if target not in FLOORS:
+        return f"{name} is on no floor"
+    if FLOORS.index(target) > FLOORS.index(own):
+        return f"{own} stands before {target}"
+    if own in ("selection", "dispatch") and target in ("learn", "sweep"):
+        return f"serving must not need {target}"
+    return None
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SRC)))
 def test_imports_point_one_way(path: Path) -> None:
     relative = path.relative_to(SRC)
     own = relative.parts[0].removesuffix(".py")
-    for name in imported(path):
-        target = floor(name)
-        assert FLOORS.index(target) <= FLOORS.index(own), f"{relative} must not import {name}"
-        if own in ("selection", "dispatch"):
-            assert target != "learn", f"serving must not need {name}"
+    for name in imported(path.read_text()):
+        why = why_forbidden(own, name)
+        assert why is None, f"{relative} must not import {name}: {why}"
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        ("core", "from tilewise import cli"),
+        ("core", "from tilewise import cli as front"),
+        ("core", "import tilewise.cli.app"),
+        ("core", "from tilewise.cli import app"),
+        ("data", "from tilewise.sweep.run import sweep"),
+        ("selection", "from tilewise.sweep import timing"),
+        ("dispatch", "def f():\n    from tilewise.learn.fit import fit"),
+    ],
+)
+def test_no_import_hides(own: str, line: str) -> None:
+    """However an import is written, it is seen."""
+    (name,) = imported(line)
+    assert why_forbidden(own, name)
 
 
 def test_importing_tilewise_is_light() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tilewise.core.arch import known_archs, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.errors import KernelError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.ops.vendor import VendorKernel
 

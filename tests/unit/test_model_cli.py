@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from tilewise.cli import evaluate, explain, export_c, problems, search, train
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.model import load_model, replacing
+from tilewise.data.store import write_rows
 from tilewise.errors import FileError, InputError
 from tilewise.learn.dataset import Dataset
 from tilewise.problems.files import read_problems
 from tilewise.selection.models import SHIPPED
-from tilewise.sweep.store import write_rows
 
 WORDS = ("--op", "gemm", "--arch", "gfx950", "--dtype", "bf16", "M=512", "N=1024", "K=768")
 

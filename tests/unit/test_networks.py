@@ -12,7 +12,7 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import read_problems
 from tilewise.problems.networks import NETWORKS, network, networks_with, trace
-from tilewise.problems.networks.builder import Layer
+from tilewise.problems.networks.net import Layer
 
 MLPERF = Path(__file__).parents[3] / "shared" / "problems" / "retinanet_mlperf.json"
 

@@ -12,7 +12,7 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.augment import augment
 from tilewise.problems.coverage import coverage
-from tilewise.problems.draw import Limits, is_prime
+from tilewise.problems.draw import Bounds, is_prime
 from tilewise.problems.edges import edge_problems
 from tilewise.problems.sampling import families, sample, wide_coverage
 
@@ -26,7 +26,7 @@ def arch(request: pytest.FixtureRequest) -> Arch:
 
 @pytest.mark.parametrize("op", OPS)
 def test_seeded_distinct_and_within_limits(op: str, arch: Arch) -> None:
-    limits = Limits.of(arch, "fp32")
+    limits = Bounds.of(arch, "fp32")
     for draw in (sample, wide_coverage):
         found = draw(op, arch, 300, dtype="fp32", seed=7)
         assert len(found) == len(set(found.problems)) == 300

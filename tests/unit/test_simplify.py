@@ -11,8 +11,8 @@ from tilewise.core.features import FeatureSet, Field, Rows
 from tilewise.core.model import load_model
 from tilewise.core.simplify import simplified
 from tilewise.learn.synthetic import synthetic_problems
+from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
-from tilewise.ops.rows import pool_rows
 from tilewise.selection.models import SHIPPED
 
 FIELDS = (

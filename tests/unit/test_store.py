@@ -22,17 +22,17 @@ from tilewise.core.measurement import (
     Setting,
     parse_policy,
 )
+from tilewise.data import store as store_module
+from tilewise.data.journal import Journal, read_journal
+from tilewise.data.schema import to_table
+from tilewise.data.store import Store, read_shard, write_rows
 from tilewise.errors import InputError, NoStoreError, StoreError
+from tilewise.judge.verdicts import _held
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
-from tilewise.selection.validation import _held
-from tilewise.sweep import store as store_module
-from tilewise.sweep.device import DeviceInfo
-from tilewise.sweep.journal import Journal, read_journal
+from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.known import Known
 from tilewise.sweep.plan import leaders, make_plan
-from tilewise.sweep.schema import to_table
-from tilewise.sweep.store import Store, read_shard, write_rows
 
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="g++ 12", policy=Policy())
 KERNEL = VendorKernel(op_name="gemm", library="numpy")
@@ -257,7 +257,7 @@ import resource, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from tilewise.errors import StoreError
-from tilewise.sweep.store import Store, write_rows
+from tilewise.data.store import Store, write_rows
 import test_store as t
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Store({str(tmp_path)!r}).writer("run") as writer:
@@ -372,7 +372,7 @@ def test_claims_exclude_each_other_and_end_with_the_process(tmp_path: Path) -> N
     assert again is not None
     again.close()
     code = (
-        "import os, sys; from tilewise.sweep.store import Store; "
+        "import os, sys; from tilewise.data.store import Store; "
         f"Store({str(tmp_path)!r}).claim('problem'); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).parent.parent)}

@@ -12,9 +12,9 @@ from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Policy
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.sweep.builder import Builder
+from tilewise.sweep.compiling import Builder
 from tilewise.sweep.crew import WorkerConfig
-from tilewise.sweep.device import arch_to_dict
+from tilewise.sweep.device_info import arch_to_dict
 from tilewise.sweep.process import WorkerGoneError
 
 pytest.importorskip("triton")

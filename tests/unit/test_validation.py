@@ -8,11 +8,11 @@ import pytest
 
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Measurement, Policy, Setting
-from tilewise.ops.builder import load_pool
+from tilewise.judge.verdicts import geomean, judge, percentages, summarise, why_unjudged
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
-from tilewise.selection.validation import geomean, judge, percentages, summarise, why_unjudged
 
 PROBLEM = GemmProblem(m=64, n=64, k=64)
 SETTING = Setting(arch="x86_avx2", device="a CPU", toolchain="g++", policy=Policy())

@@ -49,7 +49,7 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Times kernels on one problem, in turn; exit 1 where one of them fails."""
-    from tilewise.selection.live import rows_of
+    from tilewise.judge.validation import rows_of
     from tilewise.sweep.run import sweep
 
     problem = parse_problem(op, words, dtype)

@@ -29,7 +29,7 @@ def export_c(
     """Writes features, forest and ranking as C11 that is also C++17 and needs no library."""
     from tilewise.core.arch import load_arch
     from tilewise.core.model import load_model
-    from tilewise.ops.builder import load_kernels
+    from tilewise.ops.configs import load_kernels
     from tilewise.selection.export_c import export_c as render
 
     found = load_model(model)

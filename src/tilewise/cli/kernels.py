@@ -23,7 +23,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
 from tilewise.errors import FileError, InputError
-from tilewise.ops.builder import (
+from tilewise.ops.configs import (
     dump_kernels,
     expand_counted,
     filter_kernels,

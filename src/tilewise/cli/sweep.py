@@ -18,7 +18,7 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
 from tilewise.errors import ExpressionError, InputError
-from tilewise.ops.builder import filter_kernels
+from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
@@ -181,7 +181,7 @@ def device_kind(arch: str | None) -> str:
     """`cpu` or `gpu`, without touching the device: that is left to workers."""
     if arch:
         return load_arch(arch).kind
-    from tilewise.sweep.device import visible_gpus
+    from tilewise.sweep.device_info import visible_gpus
 
     return "gpu" if visible_gpus() else "cpu"
 
@@ -222,7 +222,7 @@ def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Execu
         raise InputError(f"--on is {on!r}; use local or ray")
     if address:
         raise InputError(f"--address {address} is a Ray cluster's; add --on ray")
-    from tilewise.sweep.device import visible_gpus
+    from tilewise.sweep.device_info import visible_gpus
     from tilewise.sweep.local import LocalExecutor
 
     gpus = visible_gpus() if config.kind == "gpu" else []

@@ -28,7 +28,7 @@ from tilewise.core.arch import Arch
 from tilewise.errors import InputError
 
 if TYPE_CHECKING:
-    from tilewise.selection.live import Field, Validation
+    from tilewise.judge.validation import Contenders, Validation
 
 SHOWN, NAMED = 20, 3
 """Problems in the table, and those whose kernels are named beneath it."""
@@ -66,8 +66,8 @@ def validate(
     The selected kernel is timed in turn with the fastest ones and the vendor's. Stop it in any
     way: with --store the same command carries on.
     """
+    from tilewise.judge import validation
     from tilewise.problems.files import read_problems
-    from tilewise.selection import live
     from tilewise.sweep.run import Options
 
     found = read_problems(problems, op, **({"dtype": dtype} if dtype else {}))
@@ -84,13 +84,13 @@ def validate(
         )
     loaded = given_model(model) if model else None
 
-    def field(device: Arch) -> Field:
+    def field(device: Arch) -> Contenders:
         registry = session.registry(op, device, expression)
         every = session.with_vendors(op, list(registry))
-        return live.Field(kernels=every, choose=dispatcher_of(registry, loaded).select)
+        return validation.Contenders(kernels=every, choose=dispatcher_of(registry, loaded).select)
 
     with store_folder(store) as folder, shown(as_json=False) as on_event:
-        outcome = live.validate(
+        outcome = validation.validate(
             *(folder, found.problems, field, session.executor(), session.policy),
             options=Options(budget_s=budget),
             why_unusable=session.recording.why_unusable if session.recording else None,

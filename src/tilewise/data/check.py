@@ -13,12 +13,12 @@ from typing import Any
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.identity import digest
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
+from tilewise.data.journal import LockedFile, read_journal
+from tilewise.data.schema import SchemaError, from_table
+from tilewise.data.store import Store, read_shard
 from tilewise.engines.device import detect
 from tilewise.errors import InputError, StoreError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
-from tilewise.sweep.journal import LockedFile, read_journal
-from tilewise.sweep.schema import SchemaError, from_table
-from tilewise.sweep.store import Store, read_shard
 
 TURBO = {"gpu": 1.1, "cpu": 2.0}
 """How far above its listed peak a device may run: listed clocks are sustained ones."""

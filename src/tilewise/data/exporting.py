@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement, json_object
+from tilewise.data.store import Store
 from tilewise.errors import FileError, InputError, StoreError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import csv_text, replace_text
-from tilewise.sweep.store import Store
 
 _CONV_COLUMNS = (
     "kernel", "problem_idx", "N", "C", "K", "G", "Di", "Hi", "Wi", "Z", "Y", "X",

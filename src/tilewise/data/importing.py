@@ -16,10 +16,10 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.measurement import Measurement
 from tilewise.data.foreign import KERNEL_KEYS, ForeignReader, records
+from tilewise.data.store import Store, write_rows
 from tilewise.errors import FileError, InputError
 from tilewise.problems.json_text import JsonPart, json_objects, json_value_at, starts_list
 from tilewise.problems.lines import BadLine, Line, csv_lines, read_bytes, read_text
-from tilewise.sweep.store import Store, write_rows
 
 # Where a fragment of a log may start again after a broken one.
 _NEXT_FRAGMENT = re.compile(r'^[ \t]*\{|\{\s*"(?:name|kernel|kernel_name)"', re.MULTILINE)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
+from tilewise.data.journal import read_journal
+from tilewise.data.schema import from_table, to_table
+from tilewise.data.store import Store, read_shard, write_rows, write_shard
 from tilewise.errors import InputError, StoreError
-from tilewise.sweep.journal import read_journal
-from tilewise.sweep.schema import from_table, to_table
-from tilewise.sweep.store import Store, read_shard, write_rows, write_shard
 
 APART = 0.25
 """Times of one key further apart than this, relatively, contradict each other."""

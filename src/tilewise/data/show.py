@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.measurement import STATUSES
-from tilewise.sweep.store import Store
+from tilewise.data.store import Store
 
 _COLUMNS = (
     *("op", "dtype", "device", "policy_key", "problem_key", "kernel", "engine", "status"),

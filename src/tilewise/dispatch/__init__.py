@@ -13,7 +13,7 @@ from tilewise.dispatch.dispatcher import Dispatcher, Result
 from tilewise.dispatch.registry import Priority, Registry
 from tilewise.engines.device import detect
 from tilewise.errors import InputError, TensorError
-from tilewise.ops.builder import load_pool
+from tilewise.ops.configs import load_pool
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
 from tilewise.selection.choice import Choice
 from tilewise.settings import Settings, settings

@@ -16,7 +16,7 @@ from tilewise.core.problem import Problem
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
-from tilewise.ops.builder import expand, filter_kernels
+from tilewise.ops.configs import expand, filter_kernels
 from tilewise.ops.contract import Op, get_op
 from tilewise.selection.choice import Choice
 

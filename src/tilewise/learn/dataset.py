@@ -174,7 +174,7 @@ def from_measurements(
 
     An `Arch` gives the figures of the device that was measured; a name leaves them to be found.
     """
-    from tilewise.sweep.schema import to_table
+    from tilewise.data.schema import to_table
 
     return _build(_rows(to_table(list(rows))), op, arch, dtype)
 
@@ -183,7 +183,7 @@ def from_stores(
     paths: Sequence[Path | str], *, op: str = "", arch: Arch | str = "", dtype: str = ""
 ) -> Dataset:
     """The rows of stores, taken together."""
-    from tilewise.sweep.store import Store
+    from tilewise.data.store import Store
 
     found: list[dict[str, Any]] = []
     for path in paths:
@@ -192,7 +192,7 @@ def from_stores(
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    from tilewise.sweep.schema import verdicts
+    from tilewise.data.schema import verdicts
 
     rows: list[dict[str, Any]] = table.select(_NEEDED).to_pylist()
     for row, is_verdict in zip(rows, verdicts(table).tolist(), strict=True):

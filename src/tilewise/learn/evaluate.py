@@ -18,7 +18,7 @@ from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.judging import report
 from tilewise.learn.params import Params
-from tilewise.learn.score import Outcome, analytic_us, judge, summary
+from tilewise.learn.score import Judgement, analytic_us, judge, summary
 from tilewise.learn.slices import shape_family
 from tilewise.learn.split import saved_folds
 from tilewise.problems.problem_set import ProblemSet
@@ -38,7 +38,7 @@ class Evaluation:
     skipped: int
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Judgement:
         return judge(self.data, self.score, self.rows)
 
     def scored_problems(self) -> ProblemSet:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.noise import noise_ceiling
-from tilewise.learn.score import Outcome, analytic_us, as_chosen, errors, judge, summary
+from tilewise.learn.score import Judgement, analytic_us, as_chosen, errors, judge, summary
 from tilewise.learn.slices import slices
 
 CLOSE = 0.02
@@ -38,7 +38,7 @@ def report(
 
 
 def worst(
-    data: Dataset, outcome: Outcome, predicted_us: Array, count: int = 10
+    data: Dataset, outcome: Judgement, predicted_us: Array, count: int = 10
 ) -> list[dict[str, Any]]:
     """The problems that were chosen worst for: what was chosen, what was best, and why."""
     shown = []

@@ -19,7 +19,7 @@ _DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Judgement:
     """What a ranking did for every problem that could be judged."""
 
     problems: NDArray[np.int64]
@@ -40,7 +40,7 @@ def as_chosen(data: Dataset, score: Array) -> Array:
     return result
 
 
-def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) -> Outcome:
+def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) -> Judgement:
     """Ranks the measured kernels of problems by `score` and looks what became of it.
 
     Without `rows` every problem is judged that was measured as a whole.
@@ -74,7 +74,7 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
             )
         )
     columns = list(zip(*found, strict=True)) if found else [()] * 6
-    return Outcome(
+    return Judgement(
         np.array(columns[0], np.int64),
         np.array(columns[1], np.float64),
         np.array(columns[2], np.int64),
@@ -84,7 +84,7 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
     )
 
 
-def summary(outcome: Outcome, *, seed: int = 0) -> dict[str, Any]:
+def summary(outcome: Judgement, *, seed: int = 0) -> dict[str, Any]:
     """Efficiency in percent with bootstrap intervals over problems, hits and NDCG."""
     e = 100 * outcome.efficiency
     if not len(e):

@@ -18,9 +18,9 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
+from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import kernel_values
-from tilewise.ops.rows import pool_rows
 
 STRATEGIES = ("random", "de")
 _WEIGHT, _CROSSOVER = 0.6, 0.8

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewise.core.compile_expr import Array
 from tilewise.learn.dataset import Dataset
-from tilewise.learn.score import Outcome
+from tilewise.learn.score import Judgement
 
 _SKINNY = 32
 _DEEP = 8
@@ -48,7 +48,7 @@ def _conv_family(p: Any) -> str:
     return next((name for name, fits in kinds.items() if fits), "dense")
 
 
-def slices(data: Dataset, outcome: Outcome) -> dict[str, dict[str, dict[str, Any]]]:
+def slices(data: Dataset, outcome: Judgement) -> dict[str, dict[str, dict[str, Any]]]:
     """Count, mean, P10 and minimum by each of `SLICES`, then by value."""
     result: dict[str, dict[str, dict[str, Any]]] = {}
     for name, key in SLICES.items():

@@ -11,7 +11,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ProblemError
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.problems.draw import Limits
+from tilewise.problems.draw import Bounds
 from tilewise.problems.problem_set import ProblemSet
 
 _FACTORS = (1 / 2, 2 / 3, 3 / 4, 7 / 8, 9 / 8, 5 / 4, 4 / 3, 3 / 2, 2)
@@ -45,7 +45,7 @@ def augment(
     while len(found) < count:
         (problem, efficiency), *_ = rng.choices(worst, weights)
         near = _neighbour(problem, rng)
-        limits = Limits.of(arch, problem.dtype) if arch else None
+        limits = Bounds.of(arch, problem.dtype) if arch else None
         if near is None or near in seen or (limits and not limits.allow(near)):
             misses += 1
             if misses > 1000 + 100 * count:

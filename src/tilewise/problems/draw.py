@@ -19,7 +19,7 @@ _PATIENCE = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Bounds:
     """What a drawn problem may cost at most."""
 
     max_bytes: int
@@ -28,7 +28,7 @@ class Limits:
     @classmethod
     def of(
         cls, arch: Arch, dtype: str, *, memory_share: float = 0.25, max_ms: float = 20.0
-    ) -> Limits:
+    ) -> Bounds:
         """A share of the memory of `arch`, and `max_ms` at its peak for `dtype`."""
         if not 0 < memory_share <= 1:
             raise InputError(f"memory_share is {memory_share}; it must be above 0, at most 1")
@@ -52,7 +52,7 @@ def distinct(
     draw: Draw,
     make: Callable[..., Problem],
     rng: Random,
-    limits: Limits,
+    limits: Bounds,
     seen: set[Problem],
 ) -> Iterator[Problem]:
     """New problems within limits until `draw` has nothing new to offer; `seen` grows along."""

@@ -12,7 +12,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.errors import ProblemError
-from tilewise.problems.draw import Limits
+from tilewise.problems.draw import Bounds
 from tilewise.problems.problem_set import ProblemSet
 from tilewise.problems.sampling import maker
 
@@ -29,7 +29,7 @@ def edge_problems(
 ) -> ProblemSet:
     """Every edge problem of an op that can exist and fits the memory of `arch`."""
     make = maker(op, dtype, **fixed)
-    limits = Limits.of(arch, dtype or "fp32", memory_share=0.5, max_ms=1000.0) if arch else None
+    limits = Bounds.of(arch, dtype or "fp32", memory_share=0.5, max_ms=1000.0) if arch else None
     found, seen = ProblemSet(), set[Problem]()
     for family, fields in _gemm_edges() if op == "gemm" else _conv_edges():
         try:

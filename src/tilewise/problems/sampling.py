@@ -15,7 +15,7 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems import conv_families, gemm_families
-from tilewise.problems.draw import Draw, Limits, distinct
+from tilewise.problems.draw import Bounds, Draw, distinct
 from tilewise.problems.problem_set import ProblemSet
 
 
@@ -47,7 +47,7 @@ def sample(
     if not 1 <= align <= most:
         raise InputError(f"align is {align}; it must be from 1 to {most}, the largest size drawn")
     draw = gemm_families.uniform(align) if op == "gemm" else conv_families.uniform(align)
-    limits = Limits.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
+    limits = Bounds.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
     return _round_robin(
         {"uniform": draw}, maker(op, dtype, **fixed), count, seed, limits, set(avoid)
     )
@@ -72,7 +72,7 @@ def wide_coverage(
     if unknown:
         raise InputError(f"{op} has no family {', '.join(unknown)}; it has {', '.join(known)}")
     chosen = {name: draw for name, draw in known.items() if not only or name in set(only)}
-    limits = Limits.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
+    limits = Bounds.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
     return _round_robin(chosen, maker(op, dtype, **fixed), count, seed, limits, set(avoid))
 
 
@@ -92,7 +92,7 @@ def _round_robin(
     make: Callable[..., Problem],
     count: int,
     seed: int,
-    limits: Limits,
+    limits: Bounds,
     seen: set[Problem],
 ) -> ProblemSet:
     if count < 1:

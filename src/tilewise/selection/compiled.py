@@ -18,7 +18,7 @@ from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model
 from tilewise.core.problem import Problem
-from tilewise.ops.rows import arch_columns, kernel_columns
+from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.selection.asking import Ask, asker
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import BLOCK, Layout

@@ -14,8 +14,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, VENDOR_LEVEL, Model
 from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
+from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
-from tilewise.ops.rows import pool_rows
 from tilewise.selection.asking import asker
 from tilewise.selection.choice import LEVEL
 from tilewise.selection.selector import Selector

@@ -18,7 +18,7 @@ from tilewise.core.features import KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model
-from tilewise.ops.rows import arch_columns, kernel_columns
+from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.selection.codegen import SERVED, Layout
 
 _HEAD = """\

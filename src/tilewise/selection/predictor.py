@@ -13,7 +13,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
-from tilewise.ops.rows import pool_rows
+from tilewise.ops.columns import pool_rows
 from tilewise.selection.asking import asker
 from tilewise.selection.choice import Ranked
 from tilewise.selection.ranker import ModelRanker

@@ -18,8 +18,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.core.simplify import Facts
+from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.ops.fields import problem_values
-from tilewise.ops.rows import arch_columns, kernel_columns
 from tilewise.selection.asking import asker
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import Layout

@@ -15,8 +15,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
+from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
-from tilewise.ops.rows import pool_rows
 from tilewise.selection.choice import Ranked, Scores
 from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.scorer import Scorer, make_scorer

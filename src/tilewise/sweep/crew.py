@@ -9,8 +9,8 @@ from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.measurement import Policy
-from tilewise.sweep.builder import Builder, Facts
-from tilewise.sweep.device import DeviceInfo, arch_to_dict
+from tilewise.sweep.compiling import Builder, Facts
+from tilewise.sweep.device_info import DeviceInfo, arch_to_dict
 from tilewise.sweep.plan import Task, leaders
 from tilewise.sweep.process import WorkerProcess
 from tilewise.sweep.supervisor import Limits, Result, Supervisor

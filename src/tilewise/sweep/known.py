@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.measurement import STATUSES, Measurement, Setting
-from tilewise.sweep.schema import holding, verdicts
-from tilewise.sweep.store import Store
+from tilewise.data.schema import holding, verdicts
+from tilewise.data.store import Store
 
 COSTLY = ("timeout", "crash", "launch_error")
 """Failures that can cost a worker: it is gone, or may have to be replaced."""

@@ -11,15 +11,15 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.errors import InputError
 from tilewise.sweep.crew import Crew, WorkerConfig
-from tilewise.sweep.device import DeviceInfo
-from tilewise.sweep.plan import Work
+from tilewise.sweep.device_info import DeviceInfo
+from tilewise.sweep.plan import Assignment
 from tilewise.sweep.supervisor import Result
 
 TICK_S = 0.2
 MOST_WORKERS = 4096
 
-Step = tuple[Work | None, list[Result] | None]
-"""Work with a group of its results; with None when it is done; no work at all for a tick."""
+Step = tuple[Assignment | None, list[Result] | None]
+"""An assignment with a group of its results; with None when done; none at all for a tick."""
 
 
 class Executor(ABC):
@@ -34,7 +34,7 @@ class Executor(ABC):
     @abstractmethod
     def run(
         self,
-        next_work: Callable[[], Work | None],
+        next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
         problems: Sequence[Mapping[str, Any]] = (),
@@ -71,14 +71,14 @@ class LocalExecutor(Executor):
     ) -> None:
         check_workers(workers)
         self.config = config
-        self._events: queue.SimpleQueue[tuple[int, Work | None, Any]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, Assignment | None, Any]] = queue.SimpleQueue()
         self._notices: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         pinned = gpus or [{}]
         self._crews = [
             Crew(config, self._notices.put, **pinned[slot % len(pinned)])
             for slot in range(max(1, workers))
         ]
-        self._orders: list[queue.SimpleQueue[Work | None]] = []
+        self._orders: list[queue.SimpleQueue[Assignment | None]] = []
         self._threads: list[threading.Thread] = []
 
     def start(self) -> DeviceInfo:
@@ -90,7 +90,7 @@ class LocalExecutor(Executor):
 
     def run(
         self,
-        next_work: Callable[[], Work | None],
+        next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
         problems: Sequence[Mapping[str, Any]] = (),

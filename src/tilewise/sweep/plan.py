@@ -14,7 +14,7 @@ from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable, get_op
-from tilewise.sweep.device import DeviceInfo
+from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.known import Known, Record
 
 Rivals = Callable[[Problem], Iterable[Kernel]]
@@ -45,7 +45,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Assignment:
     """A task as the orchestrator holds it."""
 
     index: int
@@ -83,7 +83,7 @@ class SweepPlan:
         setting = self.settings[self.kernels[kernel].engine]
         return setting.key(problem_key, self.kernel_keys[kernel])
 
-    def work(self, index: int, known: Known) -> Work:
+    def work(self, index: int, known: Known) -> Assignment:
         """What is left to do on one problem; an empty task where nothing is."""
         problem = self.problems[index]
         problem_key = problem.key
@@ -105,7 +105,7 @@ class SweepPlan:
             if r is not None and r.is_good and isfinite(r.time_us)
         }
         touched = {*todo, *prior}
-        return Work(
+        return Assignment(
             index,
             Task(
                 problem=problem.to_dict(),
@@ -151,7 +151,9 @@ class SweepPlan:
         key = self.kernel_keys[kernel]
         return known.has_failed(problem_key, key) or known.is_given_up(key)
 
-    def row(self, work: Work, result: Mapping[str, Any], run_id: str, version: str) -> Measurement:
+    def row(
+        self, work: Assignment, result: Mapping[str, Any], run_id: str, version: str
+    ) -> Measurement:
         """A result as a row of the store."""
         values = dict(result)
         at = int(values.pop("id"))

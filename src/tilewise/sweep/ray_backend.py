@@ -18,9 +18,9 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.errors import ExecutionError, InputError, TilewiseError
 from tilewise.sweep.crew import Crew, WorkerConfig
-from tilewise.sweep.device import DeviceInfo, arch_from_dict, arch_to_dict
+from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, arch_to_dict
 from tilewise.sweep.local import TICK_S, Executor, Step, check_workers
-from tilewise.sweep.plan import Task, Work
+from tilewise.sweep.plan import Assignment, Task
 from tilewise.sweep.supervisor import Result
 
 MOST_LOSSES = 5
@@ -74,9 +74,9 @@ class _Hand:
     actor: Any
     pending: Any
     """What is waited for: its start, or the stream of its results."""
-    work: Work | None = None
-    ahead: deque[Work] = field(default_factory=deque)
-    """Work set aside for it, whose problems it was told."""
+    work: Assignment | None = None
+    ahead: deque[Assignment] = field(default_factory=deque)
+    """Set aside for it; it was told their problems."""
 
 
 class RayExecutor(Executor):
@@ -96,8 +96,8 @@ class RayExecutor(Executor):
         self._hands: list[_Hand] = []
         self._first: _Hand | None = None
         self._device: DeviceInfo | None = None
-        self._next_work: Callable[[], Work | None] | None = None
-        self._retries: deque[Work] = deque()
+        self._next_work: Callable[[], Assignment | None] | None = None
+        self._retries: deque[Assignment] = deque()
         self._losses: Counter[int] = Counter()
         self._notices: deque[dict[str, Any]] = deque()
 
@@ -159,7 +159,7 @@ class RayExecutor(Executor):
 
     def run(
         self,
-        next_work: Callable[[], Work | None],
+        next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
         problems: Sequence[Mapping[str, Any]] = (),
@@ -199,8 +199,8 @@ class RayExecutor(Executor):
         stream = hand.actor.run.options(num_returns="streaming")
         hand.pending = stream.remote(work.task, *shared, upcoming)
 
-    def _take(self) -> Work | None:
-        """Work that nobody has; None where there is none just now."""
+    def _take(self) -> Assignment | None:
+        """An assignment that nobody has; None where there is none just now."""
         if self._retries:
             return self._retries.popleft()
         try:
@@ -209,7 +209,7 @@ class RayExecutor(Executor):
             self._next_work = None
             return None
 
-    def _steal(self) -> Work | None:
+    def _steal(self) -> Assignment | None:
         """What was set aside for another that is busy."""
         richest = max(self._hands, key=lambda hand: len(hand.ahead))
         return richest.ahead.pop() if richest.ahead else None
@@ -291,7 +291,7 @@ class RayExecutor(Executor):
             self._ray.shutdown()
 
 
-def without(work: Work, group: list[Result]) -> Work:
+def without(work: Assignment, group: list[Result]) -> Assignment:
     """The work less what a group of results has settled."""
     task = work.task
     settled = {result["id"] for result in group if result["stage"] == "first"}

@@ -12,9 +12,9 @@ from tilewise.core.arch import Arch, known_archs, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
+from tilewise.data.store import Store
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
-from tilewise.sweep.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

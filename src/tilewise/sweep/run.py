@@ -14,15 +14,15 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
+from tilewise.data.journal import LockedFile, read_journal
+from tilewise.data.schema import from_table
+from tilewise.data.store import Store, Writer, new_run_id, read_shard
 from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable
-from tilewise.sweep.journal import LockedFile, read_journal
 from tilewise.sweep.known import Known
 from tilewise.sweep.local import Executor
-from tilewise.sweep.plan import Rivals, SweepPlan, Work, leaders, make_plan
+from tilewise.sweep.plan import Assignment, Rivals, SweepPlan, leaders, make_plan
 from tilewise.sweep.recording import Recording
-from tilewise.sweep.schema import from_table
-from tilewise.sweep.store import Store, Writer, new_run_id, read_shard
 
 Emit = Callable[[dict[str, Any]], None]
 Kernels = Sequence[Kernel] | Callable[[Arch], Sequence[Kernel]]
@@ -197,11 +197,11 @@ class _Run:
                 self._todo[index] = len(work.task.todo)
         return total
 
-    def _is_needed(self, work: Work) -> bool:
+    def _is_needed(self, work: Assignment) -> bool:
         best = leaders(work.task.prior, self.plan.policy, work.task.rivals)
         return bool(work.task.todo) or any(at not in work.task.confirmed for at in best)
 
-    def _next(self) -> Work | None:
+    def _next(self) -> Assignment | None:
         """The next problem that no other sweep is at; None while all that is left is claimed."""
         for _ in range(len(self._queue)):
             index = self._queue.popleft()
@@ -228,7 +228,7 @@ class _Run:
         """By problem alone: sweeps with other kernels may share some of theirs with this one."""
         return self.plan.problems[index].key[:32]
 
-    def _take(self, work: Work, group: list[dict[str, Any]] | None) -> None:
+    def _take(self, work: Assignment, group: list[dict[str, Any]] | None) -> None:
         if group is None:
             self._claims.pop(work.index).remove()
             self.emit({"event": "problem_done", "problem": work.task.problem})

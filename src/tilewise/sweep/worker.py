@@ -30,7 +30,7 @@ from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, TilewiseError
 from tilewise.ops.contract import get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device import DeviceInfo, arch_from_dict, as_arch, open_lock, toolchain
+from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, as_arch, open_lock, toolchain
 from tilewise.sweep.recording import Recording
 
 MOST_OUTPUT_BYTES = 1 << 30

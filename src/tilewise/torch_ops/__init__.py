@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilewise.core.tensors import view
-from tilewise.dispatch.calls import has_product, product_of_any
 from tilewise.dispatch.remembered import CALLS
+from tilewise.dispatch.shipped import has_product, product_of_any
 from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
@@ -269,6 +269,8 @@ def convolve(
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
     why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias)
+    if why is None and not convolutions.is_known(x.device):
+        why = "convolutions on a GPU that no model knows"
     layer = None
     if why is None:
         try:

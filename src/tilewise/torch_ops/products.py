@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilewise.core.tensors import torch_dtype
-from tilewise.dispatch.calls import has_product, product_of_any
 from tilewise.dispatch.remembered import CALLS
+from tilewise.dispatch.shipped import has_product, product_of_any
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer

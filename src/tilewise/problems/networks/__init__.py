@@ -11,7 +11,7 @@ from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.problems.networks import classifiers, dense, transformers
-from tilewise.problems.networks.builder import Layer, Net, check_scale
+from tilewise.problems.networks.net import Layer, Net, check_scale
 from tilewise.problems.problem_set import ProblemSet
 from tilewise.problems.sampling import maker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise.problems.networks.builder import Feature, Net, flat, joined, pooled, rounded
+from tilewise.problems.networks.net import Feature, Net, flat, joined, pooled, rounded
 
 CLASSES = 1000
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewise.problems.networks.builder import Feature, Net, joined, pooled, upsampled
 from tilewise.problems.networks.classifiers import resnet_stages, vgg_stages
+from tilewise.problems.networks.net import Feature, Net, joined, pooled, upsampled
 from tilewise.problems.networks.transformers import Transformer, blocks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewise.problems.networks.builder import Feature, Net, flat
+from tilewise.problems.networks.net import Feature, Net, flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

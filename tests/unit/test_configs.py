@@ -15,7 +15,7 @@ from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.errors import FileError, InputError, KernelError
-from tilewise.ops.builder import (
+from tilewise.ops.configs import (
     dump_kernels,
     expand,
     expand_counted,
@@ -201,7 +201,7 @@ def test_mistakes_are_named(op: Op, config: Any, message: str) -> None:
 
 
 def test_a_space_that_is_too_large_is_refused(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewise.ops.builder.MAX_COMBINATIONS", 5)
+    monkeypatch.setattr("tilewise.ops.configs.MAX_COMBINATIONS", 5)
     with pytest.raises(InputError, match="name fewer values"):
         expand(block(), op, AVX2)
 

@@ -21,9 +21,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
-from tilewise.errors import NoStoreError, StoreError
-from tilewise.sweep.journal import SUFFIX, Journal, LockedFile, read_journal
-from tilewise.sweep.schema import (
+from tilewise.data.journal import SUFFIX, Journal, LockedFile, read_journal
+from tilewise.data.schema import (
     RANKING,
     arrow_schema,
     check_schema,
@@ -32,6 +31,7 @@ from tilewise.sweep.schema import (
     holding,
     to_table,
 )
+from tilewise.errors import NoStoreError, StoreError
 
 DAMAGED = ".damaged"
 ROWS_PER_SHARD = 5000

@@ -12,19 +12,19 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy
 from tilewise.core.problem import Problem
+from tilewise.data.schema import from_table
+from tilewise.data.store import Store
+from tilewise.judge.verdicts import Verdict, judge, summarise, why_unjudged
 from tilewise.ops.contract import WhyUnusable, get_op
 from tilewise.selection.choice import Choice
-from tilewise.selection.validation import Verdict, judge, summarise, why_unjudged
 from tilewise.sweep.local import Executor
 from tilewise.sweep.run import Options, Summary, sweep
-from tilewise.sweep.schema import from_table
-from tilewise.sweep.store import Store
 
 Choose = Callable[[Problem], Choice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Contenders:
     """What takes part on an architecture: every kernel, and how one is chosen."""
 
     kernels: Sequence[Kernel]
@@ -55,7 +55,7 @@ class Validation:
 def validate(
     store: Path | str,
     problems: Sequence[Problem],
-    field: Callable[[Arch], Field],
+    field: Callable[[Arch], Contenders],
     executor: Executor,
     policy: Policy,
     *,
@@ -104,14 +104,14 @@ def validate(
 class Choices:
     """The choices for a device, each made once."""
 
-    field: Field
+    field: Contenders
     arch: Arch
 
     def __init__(self, why_unusable: WhyUnusable) -> None:
         self._why_unusable = why_unusable
         self._choices: dict[Problem, Choice] = {}
 
-    def start(self, field: Field, arch: Arch) -> None:
+    def start(self, field: Contenders, arch: Arch) -> None:
         self.field, self.arch = field, arch
 
     def choice(self, problem: Problem) -> Choice:
