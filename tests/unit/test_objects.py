@@ -10,7 +10,7 @@ from tilewise.engines.objects import cubin_facts, hsaco_facts, read_elf, unpack
 from tilewise.errors import BuildError
 
 
-def elf(machine: int, flags: int, sections: dict[str, bytes]) -> bytes:
+def elf(machine: int, flags: int, sections: dict[str, bytes], abi: int = 0) -> bytes:
     """A 64-bit ELF file with these sections."""
     names = [b"", *(name.encode() for name in sections), b".shstrtab"]
     text = b"\0".join(names) + b"\0"
@@ -20,7 +20,7 @@ def elf(machine: int, flags: int, sections: dict[str, bytes]) -> bytes:
         where = text.index(name + b"\0") if name else 0
         headers += struct.pack("<IIQQQQIIQQ", where, 1, 0, 0, at + len(data), len(body), 0, 0, 1, 0)
         data += body
-    start = b"\x7fELF\x02\x01\x01" + bytes(9)
+    start = b"\x7fELF\x02\x01\x01\x00" + bytes([abi]) + bytes(7)
     fields = (1, machine, 1, 0, 0, at + len(data), flags, 64, 0, 0, 64, len(names), len(names) - 1)
     return start + struct.pack("<HHIQQQIHHHHHH", *fields) + data + headers
 
@@ -43,6 +43,11 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         read_elf(data)
 
 
+@pytest.mark.parametrize(("abi", "flags"), [(7, 0x5A0D5A), (8, 0xA005A04)])
+def test_cubins_say_their_capability_in_either_place(abi: int, flags: int) -> None:
+    assert read_elf(elf(190, flags, {}, abi)).capability == 90
+
+
 def test_attributes_of_a_cubin() -> None:
     # A flag without a payload, one with four bytes, then (symbol, value) pairs.
     section = struct.pack("<BBH", 3, 0x1B, 255) + struct.pack("<BBHI", 4, 0x05, 4, 7)
@@ -52,7 +57,8 @@ def test_attributes_of_a_cubin() -> None:
 
 def test_metadata_of_an_amd_object() -> None:
     kernel = b"\x82\xa5.name\xa1k\xab.vgpr_count\xcd\x01\x00"
-    body = b"\x82\xaeamdhsa.kernels\x91" + kernel + b"\xadamdhsa.target\xa6gfx942"
+    target = b"amdgpu9.42-amd-amdhsa-unknown-gfx942"
+    body = b"\x82\xaeamdhsa.kernels\x91" + kernel + b"\xadamdhsa.target\xd9\x24" + target
     notes = note(b"GNU", 32, b"other") + note(b"AMDGPU", 32, body)
     facts = hsaco_facts(elf(224, 0x4C, {".note": notes}))
     assert facts == {".name": "k", ".vgpr_count": 256, "target": "gfx942"}

@@ -22,8 +22,15 @@ class Elf:
     """An object file's header and what its sections hold."""
 
     machine: int
+    abi: int
+    """Which edition of the machine's own conventions the file follows."""
     flags: int
     sections: dict[str, bytes]
+
+    @property
+    def capability(self) -> int:
+        """Of a cubin, the compute capability it is for: 90 for sm_90."""
+        return (self.flags >> 8 if self.abi >= 8 else self.flags) & 0xFF
 
 
 def read_elf(data: bytes) -> Elf:
@@ -45,7 +52,7 @@ def _read_elf(data: bytes) -> Elf:
     for name, kind, _, _, offset, length in headers:
         label = data[names + name : data.index(b"\0", names + name)].decode()
         sections[label] = b"" if kind == 8 else data[offset : offset + length]  # 8: takes no space
-    return Elf(machine=machine, flags=flags, sections=sections)
+    return Elf(machine=machine, abi=data[8], flags=flags, sections=sections)
 
 
 def cubin_facts(cubin: bytes) -> dict[int, int]:
@@ -65,12 +72,15 @@ def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
 
 
 def hsaco_facts(hsaco: bytes) -> dict[str, Any]:
-    """The kernel's entry in an AMD object's metadata, with the object's `target` beside it."""
+    """The kernel's entry in an AMD object's metadata, with the object's `target` beside it.
+
+    LLVM has spelled the rest of the target's triple in several ways; the processor comes last.
+    """
     for owner, kind, body in _notes(read_elf(hsaco).sections.get(".note", b"")):
         if owner == b"AMDGPU" and kind == NT_AMDGPU_METADATA:
             metadata, _ = unpack(body, 0)
             (kernel,) = metadata["amdhsa.kernels"]
-            return {**kernel, "target": metadata["amdhsa.target"]}
+            return {**kernel, "target": metadata["amdhsa.target"].rpartition("-")[2]}
     raise BuildError("the object has no AMDGPU metadata note")
 
 

@@ -43,7 +43,9 @@ def compile_source(source: Source, arch: Arch, target: Any = None) -> Any:
         for name, factor in source.divisible.items()
     }
     kind = GluonASTSource if source.is_gluon else ASTSource
-    options = {name: value for name, value in source.options.items() if value is not None}
+    given = {name: value for name, value in source.options.items() if value is not None}
+    # Triton warns where this is left open: its default is about to change.
+    options = {"enable_fp_fusion": True, **given}
     return triton.compile(
         kind(function, signature, source.constants, attributes),
         target=target or target_of(arch),

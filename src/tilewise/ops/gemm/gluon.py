@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tilewise.ops.gluon_names import barrier, tma_load, tma_store
+
 
 @gluon.jit
 def place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
@@ -87,13 +89,13 @@ def copy_steps(
         mbarrier.expect(full, ad.block_type.nbytes + bd.block_type.nbytes)
         k = step * BK
         if A_ROW:
-            tma.async_copy_global_to_shared(ad, [batch, row * BM, k], full, a_ring.index(stage))
+            tma_load(ad, [batch, row * BM, k], full, a_ring.index(stage))
         else:
-            tma.async_copy_global_to_shared(ad, [batch, k, row * BM], full, a_ring.index(stage))
+            tma_load(ad, [batch, k, row * BM], full, a_ring.index(stage))
         if B_ROW:
-            tma.async_copy_global_to_shared(bd, [batch, k, col * BN], full, b_ring.index(stage))
+            tma_load(bd, [batch, k, col * BN], full, b_ring.index(stage))
         else:
-            tma.async_copy_global_to_shared(bd, [batch, col * BN, k], full, b_ring.index(stage))
+            tma_load(bd, [batch, col * BN, k], full, b_ring.index(stage))
         filled += 1
     return filled
 
@@ -215,9 +217,9 @@ def finish(
             fence_async_shared()
             edge = n0 + i * (BN // PARTS)
             if SWAP:
-                tma.async_copy_shared_to_global(cd, [batch, edge, m0], buffer)
+                tma_store(cd, [batch, edge, m0], buffer)
             else:
-                tma.async_copy_shared_to_global(cd, [batch, m0, edge], buffer)
+                tma_store(cd, [batch, m0, edge], buffer)
     else:
         rows = gl.expand_dims(m, 1).to(gl.int64) * c_row
         cols = gl.expand_dims(n, 0).to(gl.int64) * c_col
@@ -250,9 +252,9 @@ def in_rows(x, like):
 @gluon.jit
 def arrive_last(flag, cut):
     """Announces a stored partial sum; whether all the others had been announced before."""
-    gl.thread_barrier()
+    barrier()
     is_last = gl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == cut - 1
-    gl.thread_barrier()
+    barrier()
     return is_last
 
 
@@ -307,7 +309,7 @@ def leave_partial(accs, work, flag, first_slot, slots_apart, part, cut, SIZE: gl
     if SIZE >= 8192 and accs[0].shape[0] <= 128:
         if cut == 2:
             is_last = gl.atomic_add(flag, 0, sem="acquire", scope="gpu") == 1
-            gl.thread_barrier()
+            barrier()
     if not is_last:
         store_partials(accs, slot + part * jump)
         is_last = arrive_last(flag, cut)
@@ -531,16 +533,16 @@ def load_uneven(
             k = step * BK
             n = col * BN
             if A_ROW:
-                tma.async_copy_global_to_shared(ad, [batch, m, k], full, a_ring.index(stage))
+                tma_load(ad, [batch, m, k], full, a_ring.index(stage))
             else:
-                tma.async_copy_global_to_shared(ad, [batch, k, m], full, a_ring.index(stage))
+                tma_load(ad, [batch, k, m], full, a_ring.index(stage))
             for i in gl.static_range(len(bds)):
                 to = b_rings[i].index(stage)
                 if B_ROW:
-                    tma.async_copy_global_to_shared(bds[i], [batch, k, n], full, to)
+                    tma_load(bds[i], [batch, k, n], full, to)
                     n += bds[i].block_type.shape[2]
                 else:
-                    tma.async_copy_global_to_shared(bds[i], [batch, n, k], full, to)
+                    tma_load(bds[i], [batch, n, k], full, to)
                     n += bds[i].block_type.shape[1]
             filled += 1
 
