@@ -55,7 +55,7 @@ def pick(
     """The kernels that the common options ask for."""
     given = get_op(op)
     for engine in engines or ():
-        given.kernel_type(engine)
+        given.types_of(engine)
     if dtype and dtype not in OPERAND_DTYPES:
         raise InputError(f"dtype is {dtype!r}; use one of {', '.join(OPERAND_DTYPES)}")
     if config is None:

@@ -38,7 +38,7 @@ def rank(
     registry = default_registry(op, resolve_arch(arch))
     if engine:
         for name in engine:
-            registry.op.kernel_type(name)
+            registry.op.types_of(name)
         registry = registry.filter(lambda kernel: kernel.engine in engine)
     if expression:
         registry = registry.filter(expression)

@@ -110,7 +110,7 @@ def sweep(
         chosen, device = settled_policy(policy, kind), (arch or "").partition(":")[0]
     names = tuple(word.strip() for word in engines.split(",") if word.strip())
     for name in names:
-        get_op(op).kernel_type(name)  # raises where there is none
+        get_op(op).types_of(name)  # raises where there is none
     settings_of_workers = WorkerConfig(
         engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
         policy=chosen,

@@ -30,7 +30,7 @@ class Kernel(ABC):
     """One structured way to compute an op. Subclasses are frozen dataclasses of traits."""
 
     engine: ClassVar[str]
-    """Which engine turns it into a callable: cpu, triton, vendor, or a foreign library's name."""
+    """What turns it into a callable: cpu, triton, cuda, vendor, or a foreign library's name."""
     keeps_values: ClassVar[bool] = True
     """Whether a kernel holds the very values it was given; some kinds fill in derived ones."""
 
@@ -48,6 +48,11 @@ class Kernel(ABC):
     def space(cls) -> dict[str, tuple[Value, ...]]:
         """Every trait with every value worth building."""
         return {f.name: f.metadata["choices"] for f in cls.traits()}
+
+    @classmethod
+    def families(cls) -> tuple[str, ...]:
+        """The families of this kind of kernel, by which it is told from others of its engine."""
+        return tuple(map(str, cls.space().get("family", ())))
 
     @classmethod
     def is_dead_end(cls, values: dict[str, Any], arch: Arch) -> bool:

@@ -8,7 +8,8 @@ A config is a list of blocks:
 Only `engine` is required. A trait is a value, an allow-list, `{"values": [...]}`, a range
 `{"min": a, "max": b, "step": s}` (both ends included; without a step, the kind's choices between
 them), or a wildcard, `"*"` or -1, for every choice of the kind. An absent trait takes its default,
-or every choice where it has none.
+or every choice where it has none. Where an engine has several kinds of kernel for the op, `family`
+says which are meant.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def _load(entry: Any, op: Op | None, at: str) -> Kernel:
     if op is not None and entry["op"] != op.name:
         raise KernelError(f"{at}: op is {entry['op']!r}; these must be kernels of {op.name}")
     try:
-        kind = (op or get_op(str(entry["op"]))).kernel_type(str(entry["engine"]))
+        given = op or get_op(str(entry["op"]))
+        kind = given.kernel_type(str(entry["engine"]), entry.get("family"))
         for trait in kind.traits():
             if trait.name in entry:
                 _check_value(trait, entry[trait.name])
@@ -172,8 +174,39 @@ def _check_block(block: Any, at: str) -> None:
 def _expand_block(
     block: Mapping[str, Any], op: Op, arch: Arch, result: Expansion, seen: set[Kernel], at: str
 ) -> None:
-    kind = op.kernel_type(block["engine"])
-    choices = _choices(kind, block.get("traits", {}), at)
+    for kind, traits in _kinds(op, block, at):
+        _expand_kind(kind, {**block, "traits": traits}, op, arch, result, seen, at)
+
+
+def _kinds(
+    op: Op, block: Mapping[str, Any], at: str
+) -> list[tuple[type[Kernel], Mapping[str, Any]]]:
+    """The kinds of kernel that a block's families belong to, each with the traits asked of it."""
+    kinds, traits = op.types_of(block["engine"]), block.get("traits", {})
+    asked = traits.get("family", "*")
+    if isinstance(asked, Mapping) and set(asked) == {"values"}:
+        asked = asked["values"]
+    if len(kinds) == 1 or asked in ("*", -1):
+        return [(kind, traits) for kind in kinds]
+    words = asked if isinstance(asked, list | tuple) else [asked]
+    every = [family for kind in kinds for family in kind.families()]
+    strange = [word for word in words if word not in every]
+    if strange or not words:
+        raise InputError(f"{at}: family is {asked!r}; use one of {_listed(every)}")
+    own = {kind: [word for word in words if word in kind.families()] for kind in kinds}
+    return [(kind, {**traits, "family": own[kind]}) for kind in kinds if own[kind]]
+
+
+def _expand_kind(
+    kind: type[Kernel],
+    block: Mapping[str, Any],
+    op: Op,
+    arch: Arch,
+    result: Expansion,
+    seen: set[Kernel],
+    at: str,
+) -> None:
+    choices = _choices(kind, block["traits"], at)
     fixed = {"op_name": op.name} if any(f.name == "op_name" for f in fields(kind)) else {}
     test = _block_filter(kind, block, at)
     for values in _combinations(kind, choices, fixed, test, arch, result, at):

@@ -38,6 +38,7 @@ class Op:
     storage: Callable[[Any], tuple[Storage, ...]]
     """How the operands and, last, the result are laid out in memory."""
     kernel_types: tuple[type[Kernel], ...]
+    """One or several for an engine; several are told apart by their trait `family`."""
     why_unusable: WhyUnusable
     """The first rule that keeps a kernel from a problem on an arch, or None.
 
@@ -55,30 +56,61 @@ class Op:
         """A problem of this op from file keys such as `M=128`."""
         return self.problem.from_dict({**self.implied, **values})
 
-    def kernel_type(self, engine: str) -> type[Kernel]:
-        """The kind of kernel that `engine` runs for this op."""
-        for kind in self.kernel_types:
-            if kind.engine == engine:
+    def __post_init__(self) -> None:
+        for engine in {kind.engine for kind in self.kernel_types}:
+            kinds = self.types_of(engine)
+            families = [family for kind in kinds for family in kind.families()]
+            clear = len(set(families)) == len(families) and all(k.families() for k in kinds)
+            if len(kinds) > 1 and not clear:
+                raise KernelError(
+                    f"{self.name} has several types of {engine} kernels; each must have a trait "
+                    f"`family` whose choices no other has, not {families}"
+                )
+
+    def types_of(self, engine: str) -> tuple[type[Kernel], ...]:
+        """The types of kernel that `engine` runs for this op; raises where there is none."""
+        kinds = tuple(kind for kind in self.kernel_types if kind.engine == engine)
+        if not kinds:
+            known = ", ".join(dict.fromkeys(kind.engine for kind in self.kernel_types))
+            raise KernelError(f"{self.name} has no kernels for engine {engine!r}; it has {known}")
+        return kinds
+
+    def kernel_type(self, engine: str, family: object = None) -> type[Kernel]:
+        """The one type of kernel that `engine` runs for this op, or the one of a `family`."""
+        kinds = self.types_of(engine)
+        if len(kinds) == 1:
+            return kinds[0]  # which says itself what it thinks of the family
+        for kind in kinds:
+            if family in kind.families():
                 return kind
-        known = ", ".join(kind.engine for kind in self.kernel_types)
-        raise KernelError(f"{self.name} has no kernels for engine {engine!r}; it has {known}")
+        known = ", ".join(word for kind in kinds for word in kind.families())
+        what = "is missing" if family is None else f"is {family!r}"
+        raise KernelError(f"family {what}; {engine} kernels of {self.name} have one of {known}")
 
     def kernel_from_dict(self, values: dict[str, Any]) -> Kernel:
         """The kernel that `Kernel.to_dict` wrote."""
-        return self.kernel_type(str(values.get("engine"))).from_dict(values)
+        return self.kernel_type(str(values.get("engine")), values.get("family")).from_dict(values)
 
     def kernel_from_name(self, name: str) -> Kernel:
-        """The kernel called `name`, whatever engine it belongs to."""
-        for kind in self.kernel_types:
+        """The kernel called `name`, whatever engine and family it belongs to."""
+        words = set(name.split("_"))
+        alike = [kind for kind in self.kernel_types if name.startswith(kind.prefix(self.name))]
+        meant = alike if len(alike) < 2 else [k for k in alike if words & set(k.families())]
+        if alike and not meant:
+            known = ", ".join(family for kind in alike for family in kind.families())
+            raise KernelError(f"{name!r} has no family of {alike[0].engine} kernels: {known}")
+        wrong: KernelError | None = None
+        for kind in meant or self.kernel_types:
             try:
                 kernel = kind.from_name(name)
-            except KernelError:
-                if name.startswith(kind.prefix(self.name)):
-                    raise  # it is of this kind, and the message says what is wrong with it
+            except KernelError as error:
+                wrong = wrong or error
                 continue
             if kernel.op != self.name:
                 raise KernelError(f"{name!r} is a kernel of {kernel.op}, not of {self.name}")
             return kernel
+        if meant and wrong:
+            raise wrong  # it is of this kind, and the message says what is wrong with it
         raise KernelError(f"{name!r} names no {self.name} kernel; `kernels list` shows some")
 
 

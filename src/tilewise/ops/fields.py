@@ -14,7 +14,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.ops.vendor import LIBRARIES, TACTIC
 
-ENGINES = ("cpu", "triton", "vendor", "ck_tile")
+ENGINES = ("cpu", "triton", "vendor", "ck_tile", "cuda")
 DERIVED = ("tile_m", "tile_n", "tile_k", "efficiency", "lanes", "accumulators")
 """What kernels say about themselves beside their traits, where they do."""
 COMMON = (
