@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tilewise.cli import data as data_cli
@@ -21,6 +22,7 @@ from tilewise.data.check import check
 from tilewise.data.exporting import export_csv
 from tilewise.data.journal import Journal
 from tilewise.data.merge import merge
+from tilewise.data.publish import publish
 from tilewise.data.schema import to_table
 from tilewise.data.show import overview
 from tilewise.data.store import Store, write_rows, write_shard
@@ -381,3 +383,44 @@ def test_the_overview_counts_keys_once(tmp_path: Path) -> None:
     (one,) = found.slices
     assert (one.problems, one.kernels, one.winners, one.vendor_wins) == (3, 2, 2, 1.0)
     assert one.leaders_moved == pytest.approx(0.2)
+
+
+def test_a_published_store_reads_like_its_source(tmp_path: Path) -> None:
+    rows = [row(1), row(2, status="timeout", time_us=None), row(3, stage="leader")]
+    source = write_rows(tmp_path / "source", rows)
+    done = publish(source.path, tmp_path / "lean")
+    assert (done.rows, done.shards) == (3, 1)
+    published = Store(tmp_path / "lean")
+    assert list(published.measurements()) == rows
+    (shard,) = published.shards()
+    left = parquet.read_schema(shard).names
+    assert not {*left} & {"key", "problem_key", "kernel_key", "policy_key", "tflops", "gb_s"}
+    assert check(published.path).is_sound
+    assert merge(source.path, [published.path]).added == 0
+
+
+def test_what_does_not_follow_is_published_as_it_is(tmp_path: Path) -> None:
+    """A rate that nobody can derive, or a key of something else, is not lost."""
+    odd = [replace(row(1), tflops=7.0), replace(row(2), kernel_fields="no JSON")]
+    source = write_rows(tmp_path / "source", odd)
+    publish(source.path, tmp_path / "lean")
+    assert list(Store(tmp_path / "lean").measurements()) == odd
+
+
+def test_a_store_is_published_into_a_new_folder(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "source", [row(1)])
+    with pytest.raises(InputError, match="there already"):
+        publish(source.path, source.path)
+
+
+def test_a_lean_shard_of_torn_text_is_refused_by_name(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "source", [row(1)])
+    publish(source.path, tmp_path / "lean")
+    (shard,) = Store(tmp_path / "lean").shards()
+    table = parquet.read_table(shard)
+    at = table.column_names.index("problem")
+    torn = table.set_column(at, table.schema.field("problem"), [["{"]])
+    parquet.write_table(torn, shard)
+    with pytest.raises(StoreError, match="no JSON"):
+        Store(tmp_path / "lean").table()
+    assert dict(check(tmp_path / "lean").counts) == {"torn_shard": 1}

@@ -1,4 +1,4 @@
-"""`data import|export|merge|show|check`: stores as a whole."""
+"""`data import|export|merge|publish|show|check`: stores as a whole."""
 
 from __future__ import annotations
 
@@ -42,6 +42,25 @@ def merge(
             ["kernel", "problem", "what"],
             [[c.kernel, c.problem, c.what] for c in merged.conflicts[:20]],
         )
+    return None
+
+
+@app.command()
+def publish(
+    store: StoreArgument,
+    target: Annotated[Path, typer.Argument(help="A new folder for the lean store.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Writes a store without what can be derived, for sharing; it reads like the one it is of."""
+    from dataclasses import asdict
+
+    from tilewise.data.publish import publish as run
+
+    done = run(store, target)
+    if as_json:
+        return emit(asdict(done))
+    sizes = f"{done.bytes_before / 1e6:,.1f} MB became {done.bytes_after / 1e6:,.1f}"
+    out.print(f"{done.rows:,} rows in {done.shards} shards: {sizes}", soft_wrap=True)
     return None
 
 

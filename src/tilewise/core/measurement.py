@@ -315,6 +315,7 @@ class Measurement:
         """The row of a problem and a kernel; rates follow from the time."""
         problem_key, problem_text = _identity(problem)
         kernel_key, kernel_text = _identity(kernel)
+        values = {name: _rounded(name, value) for name, value in values.items()}
         row = cls(
             key=setting.key(problem_key, kernel_key),
             problem_key=problem_key,
@@ -340,6 +341,15 @@ class Measurement:
             tflops=problem.flops / row.time_us * 1e-6,
             gb_s=problem.bytes / row.time_us * 1e-3,
         )
+
+
+def _rounded(name: str, value: Any) -> Any:
+    """Further digits of what is only told, never computed with, would be most of a store."""
+    if name == "measured_at":
+        return round(value, 1)
+    if name in ("rel_error", "compile_s") and value is not None:
+        return float(f"{value:.3g}")
+    return value
 
 
 @lru_cache(maxsize=4096)

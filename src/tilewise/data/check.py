@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
-from tilewise.core.identity import digest
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
+from tilewise.data.derived import part_key
 from tilewise.data.journal import LockedFile, read_journal
 from tilewise.data.schema import SchemaError, from_table
 from tilewise.data.store import Store, read_shard
@@ -149,15 +149,9 @@ def flaws(row: Measurement) -> list[tuple[str, str]]:
         found.append(("invalid_json", f"{name} is no JSON object: {text[:80]!r}"))
     keyed = {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
     for part, text in keyed.items():
-        if text not in torn.values() and _part_key(part, text) != getattr(row, f"{part}_key"):
+        if text not in torn.values() and part_key(part, text) != getattr(row, f"{part}_key"):
             found.append(("wrong_key", f"its {part}_key is not that of its {part}"))
     return found or _wrong_rates(row)
-
-
-@lru_cache(maxsize=4096)
-def _part_key(part: str, text: str) -> str:
-    """The key of a part of a row by its JSON."""
-    return digest({part: json.loads(text)})
 
 
 def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:

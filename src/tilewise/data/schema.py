@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any
 
 from tilewise.core.measurement import Measurement
+from tilewise.data.derived import complete
 from tilewise.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 had every column; since 2 those that follow from others may be left out."""
 _VERSION_KEY = b"tilewise_schema"
 RANKING = ("key", "attempt", "status", "time_us")
 """The columns that decide which row of a key holds."""
@@ -91,11 +93,14 @@ _NEVER_NULL = {f.name for f in fields(Measurement) if "None" not in str(f.type)}
 def conform(table: Any, where: str, columns: Sequence[str]) -> Any:
     """The columns with this version's types; raises on values that no measurement has.
 
-    A column that the table lacks, being older than it, has its default in every row.
+    A column that the table lacks follows from others, or is younger than the table and has its
+    default in every row.
     """
     import pyarrow as pa
 
-    schema = pa.schema([arrow_schema().field(name) for name in columns])
+    table = complete(table, columns)
+    known = arrow_schema()
+    schema = pa.schema([known.field(name) for name in columns], metadata=known.metadata)
     found = []
     for field in schema:
         if field.name in table.column_names:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
+from tilewise.data.derived import columns_to_read
 from tilewise.data.journal import SUFFIX, Journal, LockedFile, read_journal
 from tilewise.data.schema import (
     RANKING,
@@ -205,14 +206,16 @@ def _set_aside(path: Path, data: bytes) -> None:
         raise _unwritable(path.parent, error) from None
 
 
-def write_shard(path: Path, table: Any) -> None:
+def write_shard(path: Path, table: Any, *, level: int = 1) -> None:
     """Writes a shard so that it is there whole or not at all, even after a power cut."""
     import pyarrow.parquet as pq
 
     scratch = path.with_name(f".{path.name}")
     try:
         with scratch.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+            pq.write_table(
+                table, file, compression="zstd", compression_level=level, write_page_checksum=True
+            )
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
@@ -237,7 +240,7 @@ def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             check_schema(file.schema_arrow, path.name)
             wanted = arrow_schema().names if columns is None else list(columns)
-            present = [name for name in wanted if name in file.schema_arrow.names]
+            present = columns_to_read(wanted, file.schema_arrow.names)
             return conform(file.read(columns=present), f"the shard {path}", wanted)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
