@@ -1,8 +1,12 @@
 """Retrains every shipped model from the published measurements; the same bytes come out.
 
+What serving reads is shipped; LightGBM's texts, folds and out-of-fold predictions, which judge a
+model and start another, are written beside it and stay out of the repository.
+
     python benchmarks/train_models.py [NAME ...] [--amd FILE.csv] [--check] [--json]
 
-`--check` trains beside the shipped folders, compares every byte and exits with 1 where one differs.
+`--check` trains beside the shipped folders, compares every byte (of what is not shipped the
+checksums in the manifest) and exits with 1 where one differs.
 AMD's measurements are not part of this repository; the model of them is left out without `--amd`.
 """
 
@@ -100,9 +104,10 @@ def make(recipe: Recipe, folder: Path, tell: Tell) -> None:
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """Files that are not the same in both folders."""
-    names = {p.name for folder in (old, new) if folder.is_dir() for p in folder.iterdir()}
-    return sorted(n for n in names if _bytes(old / n) != _bytes(new / n))
+    """Files of the old folder, which may lack what is not shipped, that the new one has not so."""
+    if not old.is_dir():
+        return ["everything"]
+    return sorted(p.name for p in old.iterdir() if p.read_bytes() != _bytes(new / p.name))
 
 
 def _bytes(path: Path) -> bytes | None:

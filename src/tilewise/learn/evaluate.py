@@ -118,7 +118,10 @@ def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[
     try:
         table = parquet.read_table(path / "oof.parquet").select(names).to_pydict()
     except (OSError, ValueError, KeyError) as error:
-        raise FileError(f"{path}: oof.parquet is needed to judge: {error}") from None
+        raise FileError(
+            f"{path}: oof.parquet is needed to judge ({error}); `train` writes it, and for shipped "
+            "models `make models` does"
+        ) from None
     rows = zip(*(table[name] for name in names), strict=True)
     held = {(problem, kernel): (score, us) for problem, kernel, score, us in rows}
     return saved_folds(path), held
