@@ -4,6 +4,7 @@
 // Conventions. Shared memory is named by its 32-bit address (`u32`), never by a pointer, so that
 // what touches it stands here. A barrier is an mbarrier, 8 bytes of shared memory. `T` is one of
 // the element types below. Functions on whole warps or warpgroups must be reached by all of it.
+// Template parameters are in CamelCase: kernels define their constants as macros in capitals.
 #pragma once
 
 #define DEVICE __device__ __forceinline__
@@ -158,11 +159,11 @@ DEVICE void store_shared_u32x4(u32 to, u32x4 v) {
 }
 DEVICE void store_shared_f32(u32 to, float v) { store_shared_u32(to, as_bits(v)); }
 
-// Where a 16-byte chunk of a row lies under TMA's swizzle, rows of ROW_BYTES (128, 64 or 32).
-template <int ROW_BYTES>
+// Where a 16-byte chunk of a row lies under TMA's swizzle, rows of RowBytes (128, 64 or 32).
+template <int RowBytes>
 DEVICE u32 swizzled(u32 row, u32 chunk) {
-  constexpr u32 chunks = ROW_BYTES / 16, rows_a_line = 128 / ROW_BYTES;
-  return row * ROW_BYTES + ((chunk ^ (row / rows_a_line & (chunks - 1))) << 4);
+  constexpr u32 chunks = RowBytes / 16, rows_a_line = 128 / RowBytes;
+  return row * RowBytes + ((chunk ^ (row / rows_a_line & (chunks - 1))) << 4);
 }
 
 // Eight rows of 16 bytes a matrix; lane i gives the address of row i % 8 of matrix i / 8.
@@ -269,13 +270,13 @@ DEVICE void cluster_sync() {
 }
 
 // Registers of every thread of this warpgroup from here on, a multiple of 8.
-template <int COUNT>
+template <int Count>
 DEVICE void raise_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
-template <int COUNT>
+template <int Count>
 DEVICE void lower_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 // Programmatic dependent launch: wait for the kernel before; let the kernel after begin.
@@ -403,33 +404,33 @@ DEVICE void tma_store(const TensorMap* map, u32 from, int c0, int c1, int c2, in
       : "memory");
 }
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most PENDING of this thread's commits still read shared memory.
-template <int PENDING>
+// Waits until at most Pending of this thread's commits still read shared memory.
+template <int Pending>
 DEVICE void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
 // ----------------------------------------------- asynchronous copies by every thread (gathering)
 
-// BYTES (4, 8 or 16) from global to shared memory; zeros where `is_inside` is false. `from` must be
+// Bytes (4, 8 or 16) from global to shared memory; zeros where `is_inside` is false. `from` must be
 // an address inside the tensor either way.
-template <int BYTES>
+template <int Bytes>
 DEVICE void copy_or_zero(u32 to, const void* from, bool is_inside) {
-  const u32 bytes = is_inside ? BYTES : 0;
-  if constexpr (BYTES == 16) {
+  const u32 bytes = is_inside ? Bytes : 0;
+  if constexpr (Bytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes),
                  "r"(bytes)
                  : "memory");
   }
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most PENDING of this thread's commits are still under way.
-template <int PENDING>
+// Waits until at most Pending of this thread's commits are still under way.
+template <int Pending>
 DEVICE void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 // ---------------------------------------------------------------------------- sums in global memory
@@ -474,10 +475,10 @@ DEVICE void mma_16816<fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 // Before the first wgmma that reads registers or sums that other instructions wrote.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most PENDING of this warpgroup's commits are still under way.
-template <int PENDING>
+// Waits until at most Pending of this warpgroup's commits are still under way.
+template <int Pending>
 DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
 // An operand in shared memory under the 128-byte swizzle. Groups of 8 rows (of 128 bytes) lie
@@ -491,7 +492,7 @@ DEVICE u64 wgmma_operand(u32 address, u32 panel_bytes, u32 group_bytes) {
 
 // d[64 x N] (+)= a[64 x K] b[K x N]: K is 16 (16-bit elements) or 8 (tf32). Warp w of the group holds
 // rows 16 w to 16 w + 15; d[4 j + i] of a lane is row lane / 4 + 8 (i / 2), column
-// 8 j + 2 (lane % 4) + i % 2. With A_BY_K (B_BY_K) the reduction runs along the operand's rows of
+// 8 j + 2 (lane % 4) + i % 2. With AByK (BByK) the reduction runs along the operand's rows of
 // 128 bytes, else across them (16-bit elements only). `accumulate` 0 starts at zero.
 template <class T, int N>
 struct Wgmma;
@@ -549,21 +550,21 @@ struct Wgmma;
 #define WGMMA_16(T, NAME, N, R, A, B, ON, TA, TB)                                                  \
   template <>                                                                                      \
   struct Wgmma<T, N> {                                                                             \
-    template <bool A_BY_K, bool B_BY_K>                                                            \
+    template <bool AByK, bool BByK>                                                            \
     static DEVICE void run(float (&d)[R], u64 a, u64 b, int accumulate) {                          \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, " ON ", 0; "                                    \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" REGS_##R   \
                    "}, " A ", " B ", p, 1, 1, " TA ", " TB "; }"                                   \
                    : SUMS_##R                                                                      \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(!A_BY_K), "n"(!B_BY_K));                 \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(!AByK), "n"(!BByK));                 \
     }                                                                                              \
   };
 #define WGMMA_TF32(N, R, A, B, ON)                                                                 \
   template <>                                                                                      \
   struct Wgmma<tf32, N> {                                                                          \
-    template <bool A_BY_K, bool B_BY_K>                                                            \
+    template <bool AByK, bool BByK>                                                            \
     static DEVICE void run(float (&d)[R], u64 a, u64 b, int accumulate) {                          \
-      static_assert(A_BY_K && B_BY_K, "tf32 is read along the reduction only");                    \
+      static_assert(AByK && BByK, "tf32 is read along the reduction only");                    \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, " ON ", 0; "                                    \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" REGS_##R            \
                    "}, " A ", " B ", p, 1, 1; }"                                                   \
@@ -587,7 +588,7 @@ WGMMA_TYPES(192, 96, "%96", "%97", "%98", "%99", "%100")
 WGMMA_TYPES(224, 112, "%112", "%113", "%114", "%115", "%116")
 WGMMA_TYPES(256, 128, "%128", "%129", "%130", "%131", "%132")
 
-template <class T, int N, bool A_BY_K, bool B_BY_K>
+template <class T, int N, bool AByK, bool BByK>
 DEVICE void wgmma(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
-  Wgmma<T, N>::template run<A_BY_K, B_BY_K>(d, a, b, accumulate);
+  Wgmma<T, N>::template run<AByK, BByK>(d, a, b, accumulate);
 }

@@ -1,0 +1,193 @@
+// Dense convolution as an implicit matrix product, forward and the gradient of the input.
+//
+// result[pixel][n] = sum over taps and channels of image[window of pixel at tap][c] * filter[n][tap][c]
+//
+// A tile is TILE_M pixels x TILE_N channels of one group; a step of the reduction is one row of 128
+// bytes: 64 channels (32 of tf32) of one tap, or where the loader gathers, of all taps in a row.
+// Load warps fill a ring of stages (pixels, then filter), math groups multiply:
+//   cooperative  the groups divide the tile's rows
+//   PINGPONG     two groups take turns, one tile each; one multiplies while the other stores
+// Blocks walk over tiles (channels innermost, so that neighbours share pixels in the cache); with a
+// grid of one block a tile each does one. CLUSTER 2: two blocks share the filter's tile (SHARE_FILTER,
+// they own neighbouring pixels) or the pixels (they own neighbouring channels); each fetches half of
+// what is shared, and sends it to both.
+// The reduction may be cut into `splits`, see store.cuh.
+//
+// Backward (data), the filter [k][tap][c] is read across: its rows are the reduction, its columns n.
+//
+// Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
+// BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, BLOCKS; gathering VECTOR besides.
+#pragma once
+#include "conv/cuda/store.cuh"
+#include "conv/cuda/walk.cuh"
+#include "cuda/ring.cuh"
+
+#define LOAD_IM2COL 0  // TMA walks the pixels: any padding, strides up to 8, channels in multiples of 8
+#define LOAD_ROWS 1    // pixels are rows of a matrix: 1x1, stride 1, no padding
+#define LOAD_GATHER 2  // load warps compute every address: anything
+
+constexpr int element_bytes = sizeof(ELEMENT);
+constexpr int tile_k = 128 / element_bytes;        // of a stage
+constexpr int instruction_k = 32 / element_bytes;  // of a wgmma
+constexpr int pixel_bytes = TILE_M * 128, filter_bytes = TILE_N * 128;
+constexpr int stage_bytes = pixel_bytes + filter_bytes;
+constexpr bool is_gathering = LOADER == LOAD_GATHER;
+constexpr int load_groups = (LOAD_WARPS + 3) / 4;
+using Budget = Registers<load_groups, MATH_GROUPS, is_gathering>;
+constexpr int math_threads = 128 * MATH_GROUPS;
+constexpr int threads = math_threads + (Budget::are_moved ? 128 * load_groups : 32 * LOAD_WARPS);
+constexpr int tile_groups = PINGPONG ? 1 : MATH_GROUPS;  // that work on one tile
+constexpr int row_blocks = TILE_M / 64 / tile_groups;    // of 64 pixels, for each of them
+constexpr int staging_bytes = 8192;                      // for each math group
+static_assert(TILE_M == row_blocks * 64 * tile_groups, "math groups take whole blocks of 64 pixels");
+static_assert(!PINGPONG || MATH_GROUPS == 2, "two groups take turns");
+
+using StageRing = Ring<STAGES, CLUSTER>;
+using Place = Cursor<STAGES>;
+
+// Which tile is whose: channels innermost, then groups, then pixels, then parts of the reduction.
+struct Schedule {
+  int pixel_tiles, channel_tiles, groups, splits, steps;
+
+  struct Work {
+    int row, column, group, split, first, last;  // steps of the reduction
+  };
+  DEVICE int pixel_clusters() const {
+    return SHARE_FILTER ? (pixel_tiles + CLUSTER - 1) / CLUSTER : pixel_tiles;
+  }
+  DEVICE int channel_clusters() const {
+    return SHARE_FILTER ? channel_tiles : (channel_tiles + CLUSTER - 1) / CLUSTER;
+  }
+  DEVICE int count() const { return pixel_clusters() * channel_clusters() * groups * splits; }
+  DEVICE Work work(int index, u32 rank) const {
+    const int channel = index % channel_clusters(), rest = index / channel_clusters();
+    const int pixel = rest / groups % pixel_clusters(), split = rest / groups / pixel_clusters();
+    Work work;
+    work.column = (SHARE_FILTER ? channel : channel * CLUSTER + (int)rank) * TILE_N;
+    work.row = (SHARE_FILTER ? pixel * CLUSTER + (int)rank : pixel) * TILE_M;
+    work.group = rest % groups;
+    work.split = split;
+    work.first = (int)((i64)steps * split / splits);
+    work.last = (int)((i64)steps * (split + 1) / splits);
+    return work;
+  }
+};
+
+#if LOADER == LOAD_GATHER
+#include "conv/cuda/load_gather.cuh"
+#else
+#include "conv/cuda/load_tma.cuh"
+#endif
+
+struct Output {
+  RESULT* result;
+  const RESULT* bias;
+  const RESULT* residual;
+  float* partial;
+  Places places;
+  int pixels, channels, pitch;  // of the result: rows, channels of a group, channels of all groups
+  bool is_aligned;              // to 16 bytes
+};
+
+// All steps of a tile into `sums`; one step's products stay in flight.
+DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& ring, Place& at,
+                     u32 stages, int steps, u32 first_row, u32 thread) {
+  LateRelease<STAGES, CLUSTER> late;
+  for (int step = 0; step < steps; step++) {
+    ring.wait_full(at);
+    const u32 pixels = stages + at.stage * stage_bytes + first_row * 128;
+    const u32 filter = stages + at.stage * stage_bytes + pixel_bytes;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
+                             : wgmma_operand(filter + k * 32, 16, 1024);
+#pragma unroll
+      for (int m = 0; m < row_blocks; m++)
+        wgmma<ELEMENT, TILE_N, true, !BACKWARD>(
+            sums[m], wgmma_operand(pixels + m * 8192 + k * 32, 16, 1024), b, step > 0 || k > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    late.step(ring, at, thread);
+    at.next();
+  }
+  wgmma_wait<0>();
+  late.flush(ring, thread);
+}
+
+DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Schedule::Work& work, const Walk& walk,
+                  const Output& out, u32 first_row, u32 staging, u32 thread) {
+#pragma unroll
+  for (int m = 0; m < row_blocks; m++) {
+    const Tile tile = {work.row + (int)first_row + m * 64, out.pixels, work.column, out.channels,
+                       work.group * out.channels};
+    if constexpr (SUM != SUM_DIRECT) {
+      float* slice = out.partial;
+      if (SUM == SUM_SLICES) slice += (i64)work.split * out.pixels * out.pitch;
+      store_partial<TILE_N, SUM == SUM_ATOMIC>(sums[m], tile, slice, out.pitch, thread);
+    } else {
+      store_finished<RESULT, TILE_N, BIAS, RESIDUAL, ACTIVATION>(
+          sums[m], tile, walk, out.places, out.result, out.bias, out.residual, out.is_aligned,
+          staging, thread);
+    }
+  }
+}
+
+DEVICE void math(const StageRing& ring, const Schedule& schedule, const Walk& walk,
+                 const Output& out, u32 stages, u32 staging, u32 rank) {
+  const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const u32 first_row = PINGPONG ? 0 : group * row_blocks * 64;
+  const int count = schedule.count(), stride = gridDim.x / CLUSTER;
+  Place at;
+  bool is_mine = !PINGPONG || group == 0;
+  for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
+    const Schedule::Work work = schedule.work(index, rank);
+    if (is_mine) {
+      float sums[row_blocks][TILE_N / 2];
+      multiply(sums, ring, at, stages, work.last - work.first, first_row, thread);
+      store(sums, work, walk, out, first_row, staging + group * staging_bytes, thread);
+    } else {
+      at.skip(work.last - work.first);
+    }
+    if (PINGPONG) is_mine = !is_mine;
+  }
+}
+
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(threads, BLOCKS)
+implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* residual,
+         float* partial, int pixels, int in_channels, int out_channels, int groups, int splits,
+         i64 result_first, i64 result_n, i64 result_d, i64 result_h, i64 result_w,
+         WALK_PARAMETERS) {
+  const Walk walk = {WALK_ARGUMENTS};
+  const int steps = reduction_steps(walk, in_channels);
+  const Schedule schedule = {(pixels + TILE_M - 1) / TILE_M, (out_channels + TILE_N - 1) / TILE_N,
+                             groups, splits, steps};
+  const u32 stages = shared_base(), staging = stages + STAGES * stage_bytes;
+  const StageRing ring = {staging + MATH_GROUPS * staging_bytes};
+  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == 0) {
+    ring.init(loads_of_a_stage, tile_groups);
+    barrier_init_done();
+  }
+  if (CLUSTER > 1) cluster_sync();
+  else __syncthreads();
+  if (threadIdx.x >= math_threads) {
+    Budget::for_load();
+    const Loader loader = {ring, schedule, walk, stages, rank, in_channels, out_channels,
+                           SOURCE_ARGUMENTS};
+    loader.run(threadIdx.x - math_threads);
+  } else {
+    Budget::for_math();
+    const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
+    const Output out = {result, bias, residual, partial,
+                        {result_first, result_n, result_d, result_h, result_w},
+                        pixels, out_channels, out_channels * groups, unaligned % 8 == 0};
+    math(ring, schedule, walk, out, stages, staging, rank);
+  }
+  if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
+}

@@ -1,0 +1,105 @@
+// Loads by TMA: one thread starts all copies of a stage. With two load warps, one brings the pixels
+// and the other the filter. Included by implicit.cuh.
+
+#define SOURCE_PARAMETERS                         \
+  const __grid_constant__ TensorMap pixels_map, const __grid_constant__ TensorMap filter_map
+#define SOURCE_ARGUMENTS &pixels_map, &filter_map
+
+constexpr int loads_of_a_stage = LOAD_WARPS;
+constexpr u16 everyone = (1 << CLUSTER) - 1;
+constexpr bool is_filter_shared = CLUSTER > 1 && SHARE_FILTER;
+constexpr bool are_pixels_shared = CLUSTER > 1 && !SHARE_FILTER;
+static_assert(LOAD_WARPS <= 2, "one warp for the pixels, one for the filter");
+
+DEVICE int reduction_steps(const Walk& walk, int in_channels) {
+  return walk.taps() * ((in_channels + tile_k - 1) / tile_k);
+}
+
+struct Loader {
+  StageRing ring;
+  Schedule schedule;
+  Walk walk;
+  u32 stages, rank;
+  int in_channels, out_channels;
+  const TensorMap *pixels_map, *filter_map;
+
+  DEVICE void run(u32 thread) const {
+    if (thread % 32 != 0 || thread / 32 >= LOAD_WARPS) return;
+    const bool brings_pixels = LOAD_WARPS == 1 || thread == 0;
+    const bool brings_filter = LOAD_WARPS == 1 || thread != 0;
+    if (brings_pixels) prefetch_map(pixels_map);
+    if (brings_filter) prefetch_map(filter_map);
+    const int count = schedule.count(), stride = gridDim.x / CLUSTER;
+    const int blocks = (in_channels + tile_k - 1) / tile_k;
+    Place at;
+    for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
+      const Schedule::Work work = schedule.work(index, rank);
+      const Pixel corner = walk.corner(walk.pixel(first_pixel(work)));
+      Tap tap(walk, work.first / blocks);
+      int block = work.first % blocks;
+      for (int step = work.first; step < work.last; step++) {
+        const u32 to = stages + at.stage * stage_bytes;
+        ring.wait_empty(at);
+        ring.expect(at, (brings_pixels ? pixel_bytes : 0) + (brings_filter ? filter_bytes : 0));
+        if (brings_pixels) load_pixels(to, ring.full(at), work, corner, tap, block * tile_k);
+        if (brings_filter) load_filter(to + pixel_bytes, ring.full(at), work, tap, block * tile_k);
+        at.next();
+        if (++block == blocks) {
+          block = 0;
+          tap.next(walk);
+        }
+      }
+    }
+  }
+
+  DEVICE int first_pixel(const Schedule::Work& work) const {
+    return are_pixels_shared ? work.row + (int)rank * (TILE_M / CLUSTER) : work.row;
+  }
+
+  DEVICE void load_pixels(u32 to, u32 barrier, const Schedule::Work& work, Pixel corner,
+                          const Tap& tap, int channel) const {
+    const int c = work.group * in_channels + channel;
+    if (are_pixels_shared) to += rank * (pixel_bytes / CLUSTER);
+#if LOADER == LOAD_ROWS
+    if (are_pixels_shared)
+      tma_load_multicast(to, pixels_map, barrier, everyone, c, first_pixel(work));
+    else tma_load(to, pixels_map, barrier, c, first_pixel(work));
+#elif SPATIAL == 2
+    const u16 right = tap.right(walk), down = tap.down(walk);
+    if (are_pixels_shared)
+      tma_load_im2col_multicast(to, pixels_map, barrier, everyone, c, corner.w, corner.h, corner.n,
+                                right, down);
+    else tma_load_im2col(to, pixels_map, barrier, c, corner.w, corner.h, corner.n, right, down);
+#else
+    const u16 right = tap.right(walk), down = tap.down(walk), deep = tap.deep(walk);
+    if (are_pixels_shared)
+      tma_load_im2col_multicast(to, pixels_map, barrier, everyone, c, corner.w, corner.h, corner.d,
+                                corner.n, right, down, deep);
+    else
+      tma_load_im2col(to, pixels_map, barrier, c, corner.w, corner.h, corner.d, corner.n, right,
+                      down, deep);
+#endif
+  }
+
+  // Forward: TILE_N rows of tile_k channels. Backward: panels of 64 columns, tile_k rows each.
+  DEVICE void load_filter(u32 to, u32 barrier, const Schedule::Work& work, const Tap& tap,
+                          int channel) const {
+    const int place = tap.place(walk), share = is_filter_shared ? CLUSTER : 1;
+    if constexpr (!BACKWARD) {
+      const int row = work.group * out_channels + work.column, part = is_filter_shared ? rank : 0;
+      const u32 there = to + part * (filter_bytes / share);
+      copy_filter(there, barrier, channel, place, row + part * (TILE_N / share));
+    } else {
+      const int row = work.group * in_channels + channel, part = is_filter_shared ? rank : 0;
+#pragma unroll
+      for (int panel = 0; panel < TILE_N / 64; panel++) {
+        const u32 there = to + panel * tile_k * 128 + part * (tile_k / share) * 128;
+        copy_filter(there, barrier, work.column + panel * 64, place, row + part * (tile_k / share));
+      }
+    }
+  }
+  DEVICE void copy_filter(u32 to, u32 barrier, int c0, int c1, int c2) const {
+    if (is_filter_shared) tma_load_multicast(to, filter_map, barrier, everyone, c0, c1, c2);
+    else tma_load(to, filter_map, barrier, c0, c1, c2);
+  }
+};
