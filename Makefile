@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Progress bars even where the output is a file: an installation in silence looks like a hang.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-quick check extras models gpu-test gpu-memcheck format clean
+.PHONY: demo test test-quick check extras models fuzz gpu-test gpu-memcheck format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
@@ -32,6 +32,11 @@ extras: $(VENV)/.test
 # Retrains every shipped model from datasets/; equal data gives equal bytes.
 models: $(VENV)/.test
 	$(BIN)/python benchmarks/train_models.py
+
+# New cases every time, CASES of each test; what fails is shown smallest first. `make test` tries a few.
+CASES ?= 5000
+fuzz: $(VENV)/.test
+	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -n auto tests/fuzz
 
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
 gpu-test:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.expressions import Expression
+from tilewise.core.source import number
 from tilewise.errors import ExpressionError
 
 Array = NDArray[np.float64]
@@ -206,7 +207,7 @@ def _numpy_test(
             found = np.logical_or(found, a == _operand(element, left, words))
         return found if isinstance(op, ast.In) else np.logical_not(found)
     if _is_text(left) or _is_text(right):
-        text, other = (left, right) if _is_text(left) else (right, left)
+        text, other = _sides(left, op, right)
         same = _numpy(other, values, words) == _operand(text, other, words)
         return same if isinstance(op, ast.Eq) else np.logical_not(same)
     a, b = _numpy(left, values, words), _numpy(right, values, words)
@@ -231,7 +232,7 @@ def _c(node: ast.expr, names: Mapping[str, str], words: Categories) -> str:
 
     match node:
         case ast.Constant(value=int() | float() as value):
-            return repr(float(value))
+            return number(float(value))
         case ast.Name(id=name):
             return names[name]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -267,17 +268,24 @@ def _c_test(
 ) -> str:
     if isinstance(op, ast.In | ast.NotIn):
         a = _c(left, names, words)
-        any_of = " || ".join(f"{a} == {_operand(e, left, words)!r}" for e in _elements(right))
+        any_of = " || ".join(f"{a} == {number(_operand(e, left, words))}" for e in _elements(right))
         return f"({any_of or '0'})" if isinstance(op, ast.In) else f"(!({any_of or '0'}))"
     if _is_text(left) or _is_text(right):
-        text, other = (left, right) if _is_text(left) else (right, left)
+        text, other = _sides(left, op, right)
         sign = "==" if isinstance(op, ast.Eq) else "!="
-        return f"({_c(other, names, words)} {sign} {_operand(text, other, words)!r})"
+        return f"({_c(other, names, words)} {sign} {number(_operand(text, other, words))})"
     return f"({_c(left, names, words)} {_COMPARISONS[type(op)]} {_c(right, names, words)})"
 
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _sides(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr, ast.expr]:
+    """The text and what it is compared with; words are equal or not, they have no order."""
+    if not isinstance(op, ast.Eq | ast.NotEq):
+        raise _unsupported(left)
+    return (left, right) if _is_text(left) else (right, left)
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:
@@ -288,7 +296,10 @@ def _elements(node: ast.expr) -> list[ast.expr]:
 
 def _operand(constant: ast.expr, field: ast.expr, words: Categories) -> float:
     """What a constant is compared as; a word the field never has equals nothing."""
-    assert isinstance(constant, ast.Constant)
+    if isinstance(constant, ast.UnaryOp):  # a literal below zero
+        return -_operand(constant.operand, field, words)
+    if not isinstance(constant, ast.Constant):
+        raise _unsupported(constant)
     if isinstance(constant.value, int | float):
         return float(constant.value)
     if not isinstance(field, ast.Name):

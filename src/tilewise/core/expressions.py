@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import ceil, floor, gcd, log2
+from math import ceil, floor, gcd, isfinite, log2
 from typing import Any
 
 from tilewise.errors import ExpressionError
@@ -28,8 +28,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gcd": lambda a, b: gcd(int(a), int(b)),
 }
 
+_ARGUMENTS = {"min": 0, "max": 0, "ceil_div": 2, "gcd": 2}
+"""How many a function takes: 0 for two or more, 1 where it is not listed."""
 MAX_LENGTH = 10_000
 MAX_DEPTH = 200
+MAX_WEIGHT = 20_000
+"""Operations that one expression may come to when it is written out."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -99,6 +103,8 @@ def parse(source: str, known: Iterable[str]) -> Expression:
         raise ExpressionError(f"not an expression: {message}", text, column) from None
     names: set[str] = set()
     _check(tree, frozenset(known), names, text)
+    if _weight(tree) > MAX_WEIGHT:
+        raise ExpressionError(f"the expression comes to more than {MAX_WEIGHT} operations", text)
     return Expression(text, tree, frozenset(names), _compile(tree))
 
 
@@ -118,7 +124,7 @@ def _children(
     node: ast.expr, known: frozenset[str], names: set[str], text: str
 ) -> Iterable[ast.expr]:
     match node:
-        case ast.Constant(value=value) if isinstance(value, bool | int | float | str):
+        case ast.Constant(value=value) if isinstance(value, str) or _is_finite(value):
             return ()
         case ast.Name(id=name):
             if name not in known:
@@ -145,6 +151,7 @@ def _children(
                 return elements
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
             if name in FUNCTIONS and not any(isinstance(a, ast.Starred) for a in arguments):
+                _check_arguments(name, len(arguments), text, _column(text, node.col_offset))
                 return arguments
     start, end = node.col_offset, node.end_col_offset or len(text.encode())
     what = text.encode()[start:end].decode(errors="replace")
@@ -153,9 +160,47 @@ def _children(
     )
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether a constant is a number that a double holds; `1e999` and 400 digits are none."""
+    try:
+        return isinstance(value, bool | int | float) and isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _check_arguments(name: str, given: int, text: str, column: int) -> None:
+    wanted = _ARGUMENTS.get(name, 1)
+    if given < 2 if wanted == 0 else given != wanted:
+        takes = "two or more values" if wanted == 0 else f"{wanted} value{'s' * (wanted > 1)}"
+        raise ExpressionError(f"{name} takes {takes}, not {given}", text, column)
+
+
+def _weight(node: ast.expr) -> int:
+    """Operations, those counted again that compiled comparisons write out again."""
+    match node:
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            sides = [_weight(side) for side in (left, *others)]
+            again = [
+                max(1, len(side.elts)) if isinstance(side, ast.List | ast.Tuple) else 1
+                for side in others
+            ]
+            return sum((sides[i] + sides[i + 1]) * again[i] for i in range(len(ops)))
+        case ast.BoolOp(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return 1 + sum(map(_weight, parts))
+        case ast.Call(args=parts):
+            return 1 + sum(map(_weight, parts))
+        case ast.UnaryOp(operand=operand):
+            return 1 + _weight(operand)
+        case ast.BinOp(left=left, right=right):
+            return 1 + _weight(left) + _weight(right)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return 1 + _weight(test) + _weight(body) + _weight(orelse)
+    return 1
+
+
 def _is_literal(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
+        return isinstance(node.operand, ast.Constant) and _is_finite(node.operand.value)
     return isinstance(node, ast.Constant)
 
 

@@ -1,0 +1,29 @@
+"""Tells after a run how many cases were tried, over all worker processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from fuzzing import tried
+
+_elsewhere: Counter[str] = Counter()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process hands its counts over."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tried"] = dict(tried)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _elsewhere.update(getattr(node, "workeroutput", {}).get("tried", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    counts = tried + _elsewhere
+    if counts:
+        shown = "".join(f"\n  {count:>9,}  {name}" for name, count in sorted(counts.items()))
+        terminalreporter.write_line(f"fuzzing tried {counts.total():,} cases{shown}")

@@ -1,0 +1,43 @@
+"""What fuzz tests share: how many cases they try, and how many were tried.
+
+A test is quick and the same every time where the suite runs; `make fuzz CASES=N` tries N cases of
+each, new ones every time. What once failed stays beside its test as an `@example`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+LONG = int(os.environ.get("FUZZ_CASES") or 0)
+"""Cases of every test in a long run; 0 where the suite runs."""
+
+tried: Counter[str] = Counter()
+"""Test -> cases that this process has tried."""
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+
+def fuzz(quick: int, **strategies: SearchStrategy[Any]) -> Callable[..., Any]:
+    """Runs a test over the strategies: `quick` cases in the suite, FUZZ_CASES in a long run."""
+
+    def decorate(test: Callable[..., None]) -> Any:
+        @wraps(test)
+        def counted(*args: Any, **kwargs: Any) -> None:
+            tried[f"{test.__module__.rpartition('.')[2]}.{test.__name__}"] += 1
+            test(*args, **kwargs)
+
+        return settings(
+            max_examples=LONG or quick,
+            derandomize=not LONG,
+            deadline=None,
+            suppress_health_check=_SLOW,
+        )(given(**strategies)(counted))
+
+    return decorate
