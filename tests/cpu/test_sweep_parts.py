@@ -22,7 +22,7 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.bench import classify, random_values
 from tilewise.sweep.bench_cpu import CpuBench
-from tilewise.sweep.crew import WorkerConfig, why_over_limit
+from tilewise.sweep.crew import WorkerConfig, judged
 from tilewise.sweep.device_info import arch_from_dict, arch_to_dict, as_arch
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Summary, sweep
@@ -164,15 +164,23 @@ def test_a_held_device_is_waited_for_not_taken_for_a_hang(
     assert "worker_lost" not in events
 
 
-@pytest.mark.parametrize("resource", ["registers", "smem_bytes", "threads"])
-def test_a_kernel_that_needs_more_than_the_device_has_is_not_launched(resource: str) -> None:
-    fits = {"registers": 255, "smem_bytes": 227 << 10, "threads": 1024, "spills": 8}
-    assert why_over_limit(fits, load_arch("sm_90")) is None
-    needs = {**fits, resource: fits[resource] + 1}
-    why = why_over_limit(needs, load_arch("sm_90"))
-    assert why is not None
-    assert why.startswith(f"it needs {needs[resource]} {resource}; ")
-    assert why_over_limit(needs, load_arch("x86_avx2")) is None
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        ({"registers": 255, "smem_bytes": 227 << 10, "threads": 256, "spills": 8}, ""),
+        ({"registers": 64, "threads": 1024}, ""),
+        ({"registers": 256, "threads": 32}, "256 registers; sm_90 has 255"),
+        ({"smem_bytes": (227 << 10) + 1}, "232449 bytes of shared memory; sm_90 allows 232448"),
+        ({"threads": 1025}, "1025 threads; sm_90 allows 1024"),
+        ({"registers": 65, "threads": 1024}, "65 registers for each of 1024 threads"),
+    ],
+)
+def test_a_kernel_that_needs_more_than_the_device_has_is_not_launched(
+    needs: dict[str, int], why: str
+) -> None:
+    found = judged({"status": "ok", **needs}, load_arch("sm_90"))
+    assert (found["status"], found.get("message", "")) == ("over_limit" if why else "ok", why)
+    assert judged({"status": "ok", **needs}, load_arch("x86_avx2"))["status"] == "ok"
 
 
 def test_inputs_are_random_seeded_and_never_zero() -> None:

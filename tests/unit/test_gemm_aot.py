@@ -26,9 +26,10 @@ from tilewise.ops.launch import Descriptor, Launch
 
 pytest.importorskip("triton")
 
-from tilewise.engines.objects import EM_AMDGPU, EM_CUDA, hsaco_facts, read_elf
+from tilewise.engines.gpu.elf import EM_AMDGPU, EM_CUDA, hsaco_facts, read_elf
+from tilewise.engines.gpu.objects import over_limit
 from tilewise.engines.triton import TritonEngine
-from tilewise.engines.triton_build import build_one, compile_source, over_limit, resources_of
+from tilewise.engines.triton_build import build_one, compile_source, resources_of
 
 AMD = ("gfx90a", "gfx942", "gfx950")
 ELF_ARCH = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}

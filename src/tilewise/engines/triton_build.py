@@ -16,7 +16,8 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.engines.contract import Build, Resources
-from tilewise.engines.objects import FRAME_SIZE, REGISTER_COUNT, cubin_facts, hsaco_facts
+from tilewise.engines.gpu.elf import FRAME_SIZE, REGISTER_COUNT, cubin_facts, hsaco_facts
+from tilewise.engines.gpu.objects import over_limit
 from tilewise.errors import BuildError
 from tilewise.ops.contract import get_op
 from tilewise.ops.launch import Source
@@ -81,22 +82,6 @@ def resources_of(compiled: Any, arch: Arch) -> Resources:
         spills=max(spilled, kernel[".private_segment_fixed_size"]),
         **needs,
     )
-
-
-def over_limit(resources: Resources, arch: Arch) -> str:
-    """Which of the architecture's limits the kernel breaks, or nothing."""
-    if resources.smem_bytes > arch.smem_per_block_bytes:
-        return (
-            f"{resources.smem_bytes} bytes of shared memory; "
-            f"{arch.name} allows {arch.smem_per_block_bytes}"
-        )
-    if resources.threads > arch.max_threads_per_block:
-        return f"{resources.threads} threads; {arch.name} allows {arch.max_threads_per_block}"
-    if resources.registers > arch.max_registers_per_thread:
-        return f"{resources.registers} registers; {arch.name} has {arch.max_registers_per_thread}"
-    if resources.registers * resources.threads > arch.registers_per_cu:
-        return f"{resources.registers} registers for each of {resources.threads} threads"
-    return ""
 
 
 def build_one(kernel: Kernel, arch: Arch) -> Build:

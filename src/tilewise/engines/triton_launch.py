@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.engines.gpu.objects import over_limit
 from tilewise.engines.triton_build import (
     compile_or_raise,
-    over_limit,
     resources_of,
     source_key,
     target_of,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.measurement import Policy
+from tilewise.engines.contract import Resources
+from tilewise.engines.gpu.objects import over_limit
 from tilewise.sweep.compiling import Builder, Facts
 from tilewise.sweep.device_info import DeviceInfo, arch_to_dict
 from tilewise.sweep.plan import Task, leaders
@@ -126,7 +128,7 @@ class Crew:
             return {at: {"status": "ok"} for at in batch}
         assert self.builder is not None
         builds = self.builder.wait([(task.keys[at], task.kernels[at]) for at in batch])
-        return {at: _judge(builds[task.keys[at]], arch) for at in batch}
+        return {at: judged(builds[task.keys[at]], arch) for at in batch}
 
     @staticmethod
     def _items(task: Task, wanted: list[int]) -> list[dict[str, Any]]:
@@ -144,22 +146,10 @@ class Crew:
             self.builder.close()
 
 
-def _judge(facts: Facts, arch: Arch) -> Facts:
+def judged(facts: Facts, arch: Arch) -> Facts:
     """The build's facts; a kernel that needs more than the device has is not to be launched."""
-    why = why_over_limit(facts, arch) if facts["status"] == "ok" else None
-    return facts if why is None else {**facts, "status": "over_limit", "message": why}
-
-
-def why_over_limit(facts: Facts, arch: Arch) -> str | None:
-    """The first limit of a GPU that a compiled kernel exceeds, or None."""
-    if arch.kind != "gpu":
-        return None
-    for name, most in (
-        ("smem_bytes", arch.smem_per_block_bytes),
-        ("threads", arch.max_threads_per_block),
-        ("registers", arch.max_registers_per_thread),
-    ):
-        needed = facts.get(name) or 0
-        if needed > most:
-            return f"it needs {needed} {name}; {arch.label} has {most}"
-    return None
+    if facts["status"] != "ok":
+        return facts
+    needs = {one.name: facts.get(one.name) or 0 for one in fields(Resources)}
+    why = over_limit(Resources(**needs), arch)
+    return {**facts, "status": "over_limit", "message": why} if why else facts

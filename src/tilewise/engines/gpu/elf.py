@@ -15,6 +15,11 @@ NT_AMDGPU_METADATA = 32
 REGISTER_COUNT = 0x2F
 FRAME_SIZE = 0x11
 """Attributes of a cubin's `.nv.info` section."""
+PARAMETER = 0x17
+"""Attribute of a kernel's own `.nv.info.` section: one parameter's place and size."""
+SYSTEM_SMEM_BYTES = 1024
+NO_SPACE = 8
+"""The kind of section that takes none in the file, such as a block's static shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,8 @@ class Elf:
     """Which edition of the machine's own conventions the file follows."""
     flags: int
     sections: dict[str, bytes]
+    sizes: dict[str, int]
+    """In memory, of all sections, those without bytes in the file included."""
 
     @property
     def capability(self) -> int:
@@ -48,26 +55,59 @@ def _read_elf(data: bytes) -> Elf:
     size, count, names_at = struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + at * size) for at in range(count)]
     names = headers[names_at][4]
-    sections = {}
+    sections, sizes = {}, {}
     for name, kind, _, _, offset, length in headers:
         label = data[names + name : data.index(b"\0", names + name)].decode()
-        sections[label] = b"" if kind == 8 else data[offset : offset + length]  # 8: takes no space
-    return Elf(machine=machine, abi=data[8], flags=flags, sections=sections)
+        sections[label] = b"" if kind == NO_SPACE else data[offset : offset + length]
+        sizes[label] = length
+    return Elf(machine=machine, abi=data[8], flags=flags, sections=sections, sizes=sizes)
 
 
 def cubin_facts(cubin: bytes) -> dict[int, int]:
     """Attribute -> value of the kernel, such as `REGISTER_COUNT`."""
-    return dict(_attributes(read_elf(cubin).sections.get(".nv.info", b"")))
+    entries = _attributes(read_elf(cubin).sections.get(".nv.info", b""))
+    pairs = ((kind, body) for kind, body in entries if len(body) == 8)  # (symbol, value)
+    return {kind: struct.unpack("<II", body)[1] for kind, body in pairs}
 
 
-def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
+def cubin_parameters(cubin: bytes, function: str) -> tuple[int, ...]:
+    """Bytes of each parameter of a kernel, in order."""
+    section = read_elf(cubin).sections.get(f".nv.info.{function}")
+    if section is None:
+        raise BuildError(f"the object has no kernel called {function}")
+    found = {}
+    for kind, body in _attributes(section):
+        if kind == PARAMETER:
+            _, nth, _, packed = struct.unpack("<IHHI", body)
+            found[nth] = packed >> 18
+    return tuple(found[nth] for nth in sorted(found))
+
+
+def hsaco_parameters(hsaco: bytes) -> tuple[int, ...]:
+    """Bytes of each parameter that a launch passes; the runtime adds hidden ones by itself."""
+    entries = hsaco_facts(hsaco).get(".args", ())
+    passed = [entry for entry in entries if not entry[".value_kind"].startswith("hidden")]
+    return tuple(entry[".size"] for entry in passed)
+
+
+def static_smem_bytes(cubin: bytes, function: str) -> int:
+    """Shared memory of a block that its kernel declares with a size.
+
+    From Hopper on the section begins with what the system keeps, which no limit counts.
+    """
+    elf = read_elf(cubin)
+    kept = SYSTEM_SMEM_BYTES if elf.capability >= 90 else 0
+    return max(0, elf.sizes.get(f".nv.shared.{function}", 0) - kept)
+
+
+def _attributes(section: bytes) -> Iterator[tuple[int, bytes]]:
+    """Those with a payload."""
     at = 0
     while at + 4 <= len(section):
         form, attribute, size = struct.unpack_from("<BBH", section, at)
         at += 4
-        if form == 4:  # the only form with a payload: here (symbol, value)
-            if size == 8:
-                yield attribute, struct.unpack_from("<II", section, at)[1]
+        if form == 4:  # in the other forms the size is the value itself
+            yield attribute, section[at : at + size]
             at += size
 
 

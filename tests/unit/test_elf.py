@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tilewise.engines.objects import cubin_facts, hsaco_facts, read_elf, unpack
+from tilewise.engines.gpu.elf import cubin_facts, hsaco_facts, read_elf, unpack
 from tilewise.errors import BuildError
 
 

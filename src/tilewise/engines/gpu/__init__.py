@@ -1,0 +1,1 @@
+"""From a GPU kernel's source to its launch, whatever language it is written in."""

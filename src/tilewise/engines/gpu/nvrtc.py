@@ -1,0 +1,188 @@
+"""CUDA C++ to cubin through NVRTC, the compiler that PyTorch brings: no toolkit, no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import tilewise.ops
+from tilewise.engines.gpu.object_cache import cached
+from tilewise.engines.gpu.objects import GpuObject, cubin_object
+from tilewise.errors import BuildError
+from tilewise.ops.launch import CudaSource
+
+OPS = Path(tilewise.ops.__path__[0])
+BYTES = {"map": 128, "*": 8, "i32": 4, "i64": 8, "f32": 4}
+"""What an argument of each kind takes among a kernel's parameters."""
+FLAGS = ("--std=c++17", "--fmad=true")
+SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def compile_cuda(source: CudaSource, target: str) -> GpuObject:
+    """The source as an object for `target` (such as `sm_90`), from the cache or compiled now."""
+    text, headers = sources(source.file)
+    options = (f"--gpu-architecture={_architecture(target)}", *FLAGS, *_macros(source))
+    wanted = {
+        "language": "cuda",
+        "compiler": nvrtc_version(),
+        "options": list(options),
+        "file": source.file,
+        "function": source.function,
+        "signature": list(source.signature.values()),
+        "text": text,
+        "headers": headers,
+    }
+    return cached(wanted, lambda: _compile(source, text, headers, options))
+
+
+def _compile(
+    source: CudaSource, text: str, headers: dict[str, str], options: tuple[str, ...]
+) -> GpuObject:
+    cubin, log = _nvrtc().compile(text, source.file, headers, options)
+    made = cubin_object(cubin, source.function, log=log)
+    expected = tuple(BYTES[kind] for kind in source.signature.values())
+    if made.parameters != expected:
+        raise BuildError(
+            f"{source.function} of {source.file} takes parameters of {made.parameters} bytes; "
+            f"its signature {source.signature} says {expected}"
+        )
+    return made
+
+
+def _architecture(target: str) -> str:
+    """From Hopper on kernels use what is bound to their generation, such as wgmma."""
+    return f"{target}a" if int(target.removeprefix("sm_")) >= 90 else target
+
+
+def _macros(source: CudaSource) -> list[str]:
+    for name, value in source.constants.items():
+        words = [name, *([value] if isinstance(value, str) else [])]
+        if not all(_NAME.fullmatch(word) for word in words):
+            raise BuildError(f"{source.file}: macro {name}={value!r} is no name or number")
+    return [
+        f"-D{name}={int(v) if isinstance(v, bool) else v}" for name, v in source.constants.items()
+    ]
+
+
+def sources(file: str) -> tuple[str, dict[str, str]]:
+    """The text of a file below `ops/`, and every header it includes, by the name it is given.
+
+    The compiler sees these texts and no disk, so what is compiled is what the cache's key says.
+    """
+    headers: dict[str, tuple[Path, str]] = {}
+    text = _text(OPS / file, file)
+    _collect(OPS / file, text, headers)
+    return text, {name: body for name, (_, body) in sorted(headers.items())}
+
+
+def _collect(file: Path, text: str, headers: dict[str, tuple[Path, str]]) -> None:
+    for found in _INCLUDE.finditer(text):
+        name = found[1] or found[2]
+        near = ((folder / name).resolve() for folder in (file.parent, OPS))
+        path = next((p for p in near if p.is_relative_to(OPS.resolve()) and p.is_file()), None)
+        if path is None:
+            raise BuildError(f"{file.name} includes {name}, which is not below ops/")
+        if name in headers:
+            if headers[name][0] != path:
+                raise BuildError(f"{name} means both {headers[name][0]} and {path}; rename one")
+            continue
+        headers[name] = (path, _text(path, name))
+        _collect(path, headers[name][1], headers)
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise BuildError(f"{name} cannot be read: {error.strerror}") from None
+
+
+class Nvrtc:
+    """The library's functions, with its failures as BuildErrors."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.version = f"nvrtc {major.value}.{minor.value}"
+
+    def compile(
+        self, text: str, name: str, headers: dict[str, str], options: tuple[str, ...]
+    ) -> tuple[bytes, str]:
+        """The cubin and what the compiler said besides."""
+        program = ctypes.c_void_p()
+        self._check(
+            self._library.nvrtcCreateProgram(
+                *(ctypes.byref(program), text.encode(), name.encode(), len(headers)),
+                *(_strings(headers.values()), _strings(headers)),
+            )
+        )
+        try:
+            failed = self._library.nvrtcCompileProgram(program, len(options), _strings(options))
+            log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            if failed:
+                what = self._library.nvrtcGetErrorString(failed).decode()
+                raise BuildError(f"{name} does not compile ({what})", log=log)
+            return self._read(program, "CUBIN"), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer))
+        return buffer.raw
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise BuildError(f"NVRTC failed: {self._library.nvrtcGetErrorString(code).decode()}")
+
+
+def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    given = [text.encode() for text in texts]
+    return (ctypes.c_char_p * len(given))(*given)
+
+
+@cache
+def _load() -> Nvrtc | str:
+    """The library, or why there is none."""
+    wheels = find_spec("nvidia")
+    folders = [Path(f) for f in (wheels.submodule_search_locations or ())] if wheels else []
+    inside = [path for f in folders for path in sorted(f.glob("*/lib/libnvrtc.so.*"), reverse=True)]
+    for path in [*inside, *map(Path, SONAMES)]:
+        try:
+            for builtins in (
+                path.parent.glob("libnvrtc-builtins.so.*") if path.is_absolute() else ()
+            ):
+                # NVRTC opens it by its bare name, which only works where it is loaded already.
+                ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+            return Nvrtc(ctypes.CDLL(str(path)))
+        except OSError:
+            continue
+    return "NVRTC is not installed; PyTorch for CUDA brings it, as does nvidia-cuda-nvrtc"
+
+
+def why_no_nvrtc() -> str | None:
+    """Why CUDA C++ cannot be compiled here, or None."""
+    found = _load()
+    return found if isinstance(found, str) else None
+
+
+def _nvrtc() -> Nvrtc:
+    found = _load()
+    if isinstance(found, str):
+        raise BuildError(found)
+    return found
+
+
+def nvrtc_version() -> str:
+    """Such as `nvrtc 13.0`."""
+    return _nvrtc().version
