@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tilewise.core.dtypes import dtype
 from tilewise.core.tensors import is_torch, view
+from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.shipped import (
     has_product,
     multiply_arrays,
@@ -54,16 +58,15 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
         return (_torch_ops or _of_tensors(x, weight)).linear(x, weight, bias, activation)
     if activation not in (None, "none", "relu"):
         raise TensorError(f"activation is {activation!r}; arrays take 'relu', tensors more")
-    result = matmul(x, weight.T)
-    if bias is not None:
-        of = view(bias)
-        if is_torch(bias) or of.shape != result.shape[-1:] or bias.dtype != result.dtype:
-            raise TensorError(
-                f"bias is {of.dtype} of shape {of.shape}; pass an array of {result.dtype} and "
-                f"shape {result.shape[-1:]}"
-            )
-        result += bias
-    return np.maximum(result, 0, out=result) if activation == "relu" else result
+    if bias is None:
+        result = matmul(x, _array("weight", weight).T)
+    else:
+        _check_bias(bias, x, _array("weight", weight).shape[:1])
+        wide = partial(run_matmul, out_dtype=_wide(x))
+        result = product_of_any(x, weight.T, wide) + bias
+    if activation == "relu":
+        np.maximum(result, 0, out=result)
+    return result if bias is None else result.astype(bias.dtype, copy=False)
 
 
 def scaled_matmul(
@@ -164,6 +167,34 @@ def conv_weight_gradient(
     return run_conv(from_shapes(of.shape, tuple(weight_size), **layer), x, dy)
 
 
+def _array(name: str, given: Any) -> Any:
+    """`given` where it is an array, as the other operands are."""
+    view(given)  # refuses what is neither
+    if is_torch(given):
+        raise TensorError(f"{name} is a tensor and x an array; convert one of them")
+    return given
+
+
+def _check_bias(bias: Any, x: Any, shape: tuple[int, ...]) -> None:
+    """Raises where an array cannot be added to results of `x`'s layer."""
+    of, wanted = view(_array("bias", bias)), _result_dtype(x)
+    if of.shape != shape or of.dtype != wanted:
+        raise TensorError(
+            f"bias is {of.dtype} of shape {of.shape}; pass an array of {wanted} and shape {shape}"
+        )
+
+
+def _result_dtype(x: Any) -> str:
+    """What results of `x`'s layer are."""
+    return dtype(view(x).dtype).result
+
+
+def _wide(x: Any) -> str:
+    """What sums of `x`'s layer stay in until a bias is added: narrow floats round only then."""
+    wanted = _result_dtype(x)
+    return "fp32" if wanted in ("fp16", "bf16") else wanted
+
+
 def _layer(stride: Sizes, padding: Padding, dilation: Sizes, groups: int) -> dict[str, Any]:
     return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
 
@@ -177,15 +208,21 @@ def _of_tensors(a: Any, b: Any) -> Any:
 
 
 def _multiply(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
+    for given in (a, b):
+        if type(given) is not np.ndarray:
+            view(given)  # refuses masks, which broadcasting would drop
     if has_product(a, b):
         if out is None and type(a) is type(b) is np.ndarray:
             return multiply_arrays(a, b, deterministic)
         return run_matmul(a, b, out=out, deterministic=deterministic)
     result = product_of_any(a, b, lambda x, y: run_matmul(x, y, deterministic=deterministic))
-    if out is None:
-        return result
-    if out.shape != result.shape:
-        raise TensorError(f"out has shape {out.shape}; it must be {result.shape}")
+    return result if out is None else _into(out, result, a=a, b=b)
+
+
+def _into(out: Any, result: Any, **operands: Any) -> Any:
+    """`result` moved into the caller's own array, which may lie nowhere near `operands`."""
+    check_kind(out, result)
+    check_memory(out, operands)
     out[...] = result
     return out
 
@@ -193,16 +230,19 @@ def _multiply(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
 def _convolve(
     rank: int, x: Any, w: Any, bias: Any, layer: dict[str, Any], out: Any, deterministic: bool
 ) -> Any:
-    if is_torch(x) and is_torch(w) and out is None:
-        return _tensors().convolve(rank, x, w, bias, **layer, deterministic=deterministic)
+    if is_torch(x) or is_torch(w):
+        if out is None:
+            return _tensors().convolve(rank, x, w, bias, **layer, deterministic=deterministic)
+        settings = layer | {"deterministic": deterministic}
+        return _tensors().convolve_into(out, rank, x, w, bias, **settings)
     if len(view(x).shape) != rank + 2:
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
     problem = infer(x, w, **layer)
-    if bias is not None and tuple(bias.shape) != (problem.k,):
-        raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({problem.k},)")
-    if is_torch(x):
-        _tensors().refuse_gradient("out= cannot be differentiated", x, w, bias)
-    result = run_conv(problem, x, w, out=out, deterministic=deterministic)
-    if bias is not None:
-        result += bias.reshape((1, -1, *(1,) * rank))
-    return result
+    if bias is None:
+        return run_conv(problem, x, w, out=out, deterministic=deterministic)
+    _check_bias(bias, x, (problem.k,))
+    wide = replace(problem, out_dtype=_wide(x))
+    result = run_conv(wide, x, w, deterministic=deterministic)
+    result += bias.reshape((1, -1, *(1,) * rank))
+    result = result.astype(bias.dtype, copy=False)
+    return result if out is None else _into(out, result, x=x, w=w, bias=bias)

@@ -116,7 +116,7 @@ def test_linear_on_arrays() -> None:
     ours = tw.linear(x.numpy(), weight.numpy(), bias.numpy(), activation="relu")
     close(torch.from_numpy(ours), functional.relu(functional.linear(x, weight, bias)))
     for wrong in (bias, bias.numpy()[:-1], bias.double().numpy(), bias.numpy()[None]):
-        with pytest.raises(TensorError, match="pass an array of float32"):
+        with pytest.raises(TensorError, match="array"):
             tw.linear(x.numpy(), weight.numpy(), wrong)
 
 

@@ -55,6 +55,21 @@ def is_torch(tensor: Any) -> bool:
     return hasattr(tensor, "data_ptr") and hasattr(tensor, "stride")
 
 
+LOW = 2**40
+"""Freed storage begins at 0: below this an address may be nothing but an offset into it."""
+
+
+def require_memory(*tensors: Any) -> None:
+    """Raises where PyTorch tensors have elements but their storage was freed."""
+    for tensor in tensors:
+        is_here = tensor.device.type in ("cpu", "cuda") and tensor.numel() > 0
+        if is_here and tensor.data_ptr() < LOW and not tensor.untyped_storage().data_ptr():
+            raise TensorError(
+                f"the storage of a tensor of shape {tuple(tensor.shape)} was freed; gather or "
+                "allocate it before the call"
+            )
+
+
 def view(tensor: Any) -> TensorView:
     """`tensor` as address, shape, strides and dtype; nothing is copied."""
     if isinstance(tensor, np.ndarray):
@@ -68,6 +83,8 @@ def view(tensor: Any) -> TensorView:
 
 
 def _view_array(array: np.ndarray[Any, Any]) -> TensorView:
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise TensorError("a masked array has no kernels; fill it first: array.filled(0)")
     # Asking NumPy for a dtype's name takes longer than all the rest, hence the dictionary.
     name = _numpy_names.get(array.dtype)
     if name is None:
@@ -94,7 +111,10 @@ def _view_tensor(tensor: Any) -> TensorView:
             f"a tensor on {device} is {tensor.dtype}; {name} is {torch_dtype(name, device)} there: "
             "convert it"
         )
-    return TensorView(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), name, str(device))
+    address = tensor.data_ptr()
+    if address < LOW:
+        require_memory(tensor)
+    return TensorView(address, tuple(tensor.shape), tensor.stride(), name, str(device))
 
 
 def _known(name: str) -> str:

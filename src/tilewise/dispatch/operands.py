@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from tilewise.core.dtypes import dtype
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import TensorView, empty, is_torch, stored_copy, view
+from tilewise.core.tensors import TensorView, empty, is_torch, require_memory, stored_copy, view
 from tilewise.errors import TensorError
 from tilewise.ops.contract import Op
 
@@ -61,7 +58,7 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
             copied.append(name)
         ready.append(tensor)
     if out is not None:
-        target, of = _check_out(op, out, problem, shapes[-1], seen)
+        target, of = _check_out(op, out, problem, shapes[-1], tensors)
         if storages[-1].holds(of):
             return Call(tuple(ready), target, out, tuple(copied))
         copied.append("out")
@@ -107,42 +104,89 @@ def _check_company(
 
 
 def _check_out(
-    op: Op, out: Any, problem: Problem, shape: tuple[int, ...], operands: Sequence[TensorView]
+    op: Op, out: Any, problem: Problem, shape: tuple[int, ...], tensors: Sequence[Any]
 ) -> tuple[Any, TensorView]:
-    if is_torch(out) and (out.requires_grad or out.is_neg()):
-        raise TensorError("out requires a gradient or is lazily negated; pass a plain tensor")
+    _check_library(out, tensors[0])
+    check_memory(out, dict(zip(op.operands, tensors, strict=True)))
     target, seen = _fold(op, "out", out, view(out), shape)
     _check("out", seen, problem.out_dtype)
-    if seen.device != operands[0].device:
-        raise TensorError(f"out is on {seen.device}; the operands are on {operands[0].device}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise TensorError("out is read-only; pass a writable array")
-    if _overlaps_itself(seen):
-        raise TensorError("out has elements that share memory; pass a tensor with its own")
-    for name, operand in zip(op.operands, operands, strict=True):
-        if _share_memory(seen, operand):
-            raise TensorError(f"out shares memory with {name}; pass a tensor of its own")
+    first = view(tensors[0]).device
+    if seen.device != first:
+        raise TensorError(f"out is on {seen.device}; the operands are on {first}")
     return target, seen
 
 
-def _span(seen: TensorView) -> tuple[int, int]:
-    low, high = seen.extent
-    size = dtype(seen.dtype).bytes
-    return seen.address + low * size, seen.address + high * size
+def _check_library(out: Any, sample: Any) -> None:
+    if is_torch(out) != is_torch(sample) or not (is_torch(out) or hasattr(out, "flags")):
+        view(out)  # refuses what is no tensor at all
+        raise TensorError("out and the operands are of two libraries; convert one of them")
 
 
-def _share_memory(a: TensorView, b: TensorView) -> bool:
+def check_kind(out: Any, result: Any) -> None:
+    """Raises where `out` has not the library, type, shape and device of `result`."""
+    _check_library(out, result)
+    wanted, given = (
+        (t.dtype, tuple(t.shape), str(t.device) if is_torch(t) else "cpu") for t in (result, out)
+    )
+    if wanted != given:
+        raise TensorError(
+            "out is {} of shape {} on {}; it must be {} of shape {} on {}".format(*given, *wanted)
+        )
+
+
+def check_memory(out: Any, operands: Mapping[str, Any]) -> None:
+    """Raises where writing `out` would reach further than its elements, each by itself."""
+    if is_torch(out):
+        if out.requires_grad or out.is_neg() or out.is_conj():
+            raise TensorError(
+                "out requires a gradient or is lazily negated or conjugated; pass a plain one"
+            )
+        require_memory(out)
+    elif not out.flags.writeable:
+        raise TensorError("out is read-only; pass a writable array")
+    if _overlaps_itself(out):
+        raise TensorError("out has elements that share memory; pass a tensor with its own")
+    for name, operand in operands.items():
+        if operand is not None and _share_memory(out, operand):
+            raise TensorError(f"out shares memory with {name}; pass a tensor of its own")
+
+
+def _itemsize(tensor: Any) -> int:
+    size: int = tensor.element_size() if is_torch(tensor) else tensor.itemsize
+    return size
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    """Distances between elements along each axis, in bytes."""
+    if is_torch(tensor):
+        return tuple(stride * tensor.element_size() for stride in tensor.stride())
+    return tuple(tensor.strides)
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    """The first byte that a tensor touches, and one past the last."""
+    size = _itemsize(tensor)
+    at = tensor.data_ptr() if is_torch(tensor) else tensor.ctypes.data
+    if 0 in tensor.shape:
+        return at, at
+    reach = [(n - 1) * s for n, s in zip(tensor.shape, _strides(tensor), strict=True)]
+    return at + sum(min(0, r) for r in reach), at + sum(max(0, r) for r in reach) + size
+
+
+def _share_memory(a: Any, b: Any) -> bool:
     """Whether the spans of two tensors overlap; interleaved views count as sharing."""
+    if is_torch(a) and is_torch(b) and a.device != b.device:
+        return False
     (a_low, a_high), (b_low, b_high) = _span(a), _span(b)
-    return a.device == b.device and a_low < b_high and b_low < a_high
+    return a_low < b_high and b_low < a_high
 
 
-def _overlaps_itself(seen: TensorView) -> bool:
+def _overlaps_itself(tensor: Any) -> bool:
     """Whether two indices reach one element: sorted by stride, each must clear the last."""
-    reach = 0
-    dims = sorted((abs(s), n) for n, s in zip(seen.shape, seen.strides, strict=True) if n > 1)
-    for stride, size in dims:
-        if stride <= reach:
-            return True
+    reach = _itemsize(tensor)
+    sides = zip(tensor.shape, _strides(tensor), strict=True)
+    for stride, size in sorted((abs(s), n) for n, s in sides if n > 1):
+        if stride < reach:
+            return 0 not in tensor.shape
         reach += stride * (size - 1)
     return False

@@ -17,10 +17,13 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.infer import infer
 
 
-def run_matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Any:
+def run_matmul(
+    a: Any, b: Any, *, out: Any = None, deterministic: bool = False, out_dtype: str = ""
+) -> Any:
     """`a @ b` by the kernel that suits it; a batch of one stays a batch."""
     dispatcher = default_dispatcher("gemm", live_arch(a))
-    result = dispatcher.run(infer(a, b), a, b, out=out, deterministic=deterministic).out
+    problem = infer(a, b, out_dtype=out_dtype)
+    result = dispatcher.run(problem, a, b, out=out, deterministic=deterministic).out
     if out is not None or len(result.shape) == len(a.shape):
         return result
     return result.reshape((1, *result.shape))

@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilewise.core.tensors import view
+from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.remembered import CALLS
-from tilewise.dispatch.shipped import has_product, product_of_any
+from tilewise.dispatch.shipped import has_product, product_of_any, run_conv
 from tilewise.errors import ProblemError, TensorError
-from tilewise.ops.conv.infer import Padding, Sizes, settings
+from tilewise.ops.conv.infer import Padding, Sizes, infer, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
 from tilewise.torch_ops.library import is_deterministic, is_watched, modes, transform
+from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.theirs import (
     PLAIN,
     forward_level,
@@ -96,7 +98,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
         return _matmul(a, b, deterministic)
     try:
         key = (
-            *(a.shape, b.shape, (a.data_ptr() | b.data_ptr()) & 15, _is_grad_enabled()),
+            *(a.shape, b.shape, alignment(a, b), _is_grad_enabled()),
             *(forward_level(), deterministic or is_deterministic()),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
@@ -138,7 +140,7 @@ def _matmul_into(a: Any, b: Any, out: Any, deterministic: bool) -> Tensor:
         return _matmul_slowly_into(a, b, out, deterministic)[0]
     try:
         key = (
-            *("into", a.shape, b.shape, (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15),
+            *("into", a.shape, b.shape, alignment(a, b, out)),
             *(_is_grad_enabled(), forward_level(), deterministic or is_deterministic()),
             a.dtype is torch.float32 and products.rounds_to_tf32(),
         )
@@ -163,21 +165,22 @@ def _matmul_slowly_into(
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
     if why:
+        if out.layout is torch.strided and type(out) in PLAIN:
+            check_memory(out, {"a": a, "b": b})
         return leave(why, their_matmul, a, b, out), None
     is_seen = modes() > 0  # modes see operators, which make their results
     if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
         return out, again if _is_plain(a, b, out) else None
     result = (_product if is_seen else products.matmul)(a, b, deterministic)
-    return _into(out, result), None
+    return _into(out, result, a=a, b=b), None
 
 
-def _into(out: Tensor, result: Tensor) -> Tensor:
-    if (out.shape, out.dtype, out.device) != (result.shape, result.dtype, result.device):
-        raise TensorError(
-            f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
-            f"{result.dtype} of shape {tuple(result.shape)} on {result.device}"
-        )
+def _into(out: Tensor, result: Tensor, **operands: Tensor | None) -> Tensor:
+    """`result` moved into the caller's own tensor, which may lie nowhere near `operands`."""
+    check_kind(out, result)
+    if type(out) in PLAIN and not _is_compiling():  # stand-ins have no memory to ask for
+        check_memory(out, operands)
     return out.copy_(result)
 
 
@@ -191,17 +194,17 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
             tell_traced(why)
             return products.their_linear(name, x, weight, bias)
         return _layer(x, weight, bias, name)
-    if type(x) not in PLAIN or type(weight) not in PLAIN:
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if not PLAIN.issuperset(map(type, tensors)):
         return _linear(x, weight, bias, name)
     try:
         key = (
-            *(x.shape, weight.shape, (x.data_ptr() | weight.data_ptr()) & 15, _is_grad_enabled()),
+            *(x.shape, weight.shape, alignment(*tensors), _is_grad_enabled()),
             *(forward_level(), is_deterministic()),
             *(x.dtype is torch.float32 and products.rounds_to_tf32(), bias is None, name),
         )
     except RuntimeError:
         return _linear(x, weight, bias, name)
-    tensors = (x, weight) if bias is None else (x, weight, bias)
     for is_alike, call in CALLS.get(key) or ():
         if is_alike(*tensors):
             return call(*tensors)  # type: ignore[no-any-return]
@@ -213,7 +216,7 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
 
 
 def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
-    _require(x, weight)
+    _require(x, weight, *() if bias is None else (bias,))
     products.check_activation(name)
     if not (_is_compiling() and why_untraced(x, weight) is None):
         if _is_plain(x, weight, bias):
@@ -242,7 +245,7 @@ def scaled_matmul(
     tensors = (a, b, scale_a, scale_b, bias)
     if _is_compiling():
         return operators.scaled_matmul(*tensors, out_dtype)
-    _require(a, b, scale_a, scale_b)
+    _require(a, b, scale_a, scale_b, *() if bias is None else (bias,))
     refuse_gradient("scaled products have no gradient", *tensors)
     if _is_plain(*tensors):
         return scaled.scaled_matmul(*tensors, out_dtype)
@@ -264,7 +267,7 @@ def convolve(
     """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`."""
     is_compiling = _is_compiling()
     if not is_compiling:
-        _require(x, w)
+        _require(x, w, *() if bias is None else (bias,))
     if x.dim() == rank + 1:  # one image without a batch
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
@@ -272,14 +275,15 @@ def convolve(
     if why is None and not convolutions.is_known(x.device):
         why = "convolutions on a GPU that no model knows"
     layer = None
-    if why is None:
-        try:
-            layer = settings(tuple(w.shape), rank, stride, padding, dilation)
-        except ProblemError as error:
-            if padding != "same":
-                raise
-            why = f"padding 'same' where {error}"
-    if layer is None:
+    try:  # asked for PyTorch too, which crashes where sizes overflow
+        layer = settings(tuple(w.shape), rank, stride, padding, dilation)
+    except ProblemError as error:
+        if padding != "same":
+            raise
+        why = why or f"padding 'same' where {error}"
+    if layer is not None and not is_compiling:
+        convolutions.check_size(x, w, (*layer, groups))
+    if why is not None:
         theirs: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[
             rank - 1
         ]
@@ -288,10 +292,27 @@ def convolve(
             return leave(str(why), theirs, *args)
         tell_traced(str(why))
         return theirs(*args)
+    assert layer is not None
     convolutions.check(rank, x, w, bias, groups)
     if not is_compiling and _is_plain(x, w, bias):
         return convolutions.convolution(x, w, bias, (*layer, groups), deterministic)
     return operators.convolution(x, w, bias, *layer, groups, deterministic)
+
+
+def convolve_into(out: Any, rank: int, x: Any, w: Any, bias: Any, **layer: Any) -> Tensor:
+    """`convolve` into the caller's own tensor."""
+    _require(x, w, *() if bias is None else (bias,))
+    if not isinstance(out, Tensor):
+        raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
+    refuse_gradient("out= cannot be differentiated", x, w, bias)
+    is_batch = x.dim() == rank + 2
+    is_ours = _is_plain(x, w, out) and not _why_theirs(x, w) and convolutions.is_known(x.device)
+    if bias is None and is_batch and is_ours:
+        deterministic = layer.pop("deterministic") or is_deterministic()
+        convolutions.check(rank, x, w, bias, layer["groups"])
+        run_conv(infer(x, w, **layer), x, w, out=out, deterministic=deterministic)
+        return out
+    return _into(out, convolve(rank, x, w, bias, **layer), x=x, w=w, bias=bias)
 
 
 def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:

@@ -51,7 +51,7 @@ class Work:
 
     problem: Problem
     allocate: Callable[[], Tensor]
-    """The result as the caller sees it."""
+    """The result as the caller sees it, or its sums in fp32 where `finish` rounds them."""
     theirs: Callable[..., Tensor] | None
     """The same by PyTorch, on the caller's tensors; None where PyTorch has nothing."""
     deterministic: bool = False
@@ -62,8 +62,8 @@ class Work:
     epilogue: Any = None
     vectors: Callable[..., Sequence[Tensor]] = lambda *tensors: ()
     """Which of the caller's tensors the epilogue reads."""
-    finish: Callable[..., Any] | None = None
-    """`finish(out, *tensors)` does in PyTorch what the epilogue would."""
+    finish: Callable[..., Tensor] | None = None
+    """`finish(out, *tensors)` gives the result, with what the epilogue would have done to it."""
 
 
 def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
@@ -90,12 +90,12 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     vectors = work.vectors(*tensors)
     plan, choice = dispatcher.execute(work.problem, call, vectors=vectors, **options)
     call.finish()
+    if choice.kernel.engine == "vendor" and work.theirs is not None:  # the chosen one failed
+        CALLS.keep(key, work.theirs, generation)
+        return work.theirs(*tensors)
+    CALLS.keep(key, _ready(work, plan, call, tensors), generation)
     if plan.epilogue is None and work.finish is not None:
-        work.finish(out, *tensors)
-    is_vendor = choice.kernel.engine == "vendor" and work.theirs is not None
-    ready = work.theirs if is_vendor else _ready(work, plan, call, tensors)
-    assert ready is not None
-    CALLS.keep(key, ready, generation)
+        return work.finish(out, *tensors)
     return out
 
 
@@ -126,9 +126,7 @@ def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Cal
     def in_shape(*tensors: Tensor) -> Tensor:
         out = allocate()
         launch(seen(out), *operands(*tensors), *vectors(*tensors))
-        if finish is not None:
-            finish(out, *tensors)
-        return out
+        return out if finish is None else finish(out, *tensors)
 
     return in_shape
 
@@ -214,7 +212,7 @@ def _again(work: Work, plan: Plan, *tensors: Tensor) -> Tensor:
     plan.execute((*call.operands, *more), call.out)
     call.finish()
     if plan.epilogue is None and work.finish is not None:
-        work.finish(out, *tensors)
+        return work.finish(out, *tensors)
     return out
 
 

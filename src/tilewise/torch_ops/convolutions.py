@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -14,11 +16,12 @@ from tilewise.dispatch import default_dispatcher
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines.device import detect
 from tilewise.errors import ArchError, TensorError
-from tilewise.ops.conv.infer import check_groups, from_shapes, layout_of
+from tilewise.ops.conv.infer import check_addressable, check_groups, from_shapes, layout_of
 from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
 from tilewise.torch_ops.library import is_deterministic
-from tilewise.torch_ops.products import NATIVE
+from tilewise.torch_ops.memory import alignment
+from tilewise.torch_ops.products import HALVES, NATIVE
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
@@ -81,7 +84,7 @@ def _call(
             *(direction, first_one.shape, second.shape, first_one.stride(), second.stride()),
             *(first_one.dtype, second.dtype, first_one.device, second.device, size, layer),
             None if bias is None else (bias.dtype, bias.device),
-            (first_one.data_ptr() | second.data_ptr()) & 15,
+            alignment(*tensors),
             deterministic or is_deterministic(),
         )
     except RuntimeError:
@@ -119,6 +122,8 @@ def _first(
         direction=direction,
     )
     shape = result_shape(x, w, layer) if direction == "fwd" else size
+    if len(tensors) > 2 and one.dtype in HALVES and one.device.type == "cpu":
+        problem = replace(problem, out_dtype="fp32")  # so that adding the bias rounds but once
     kind = torch_dtype(problem.out_dtype, one.device)
     result = allocator(shape, dense_strides(shape, problem.layout), kind, one.device)
     if problem.is_empty:
@@ -134,8 +139,9 @@ def _first(
     return first(key, work, tensors)
 
 
-def _add_bias(out: Tensor, x: Tensor, w: Tensor, bias: Tensor) -> None:
+def _add_bias(out: Tensor, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     out += bias.reshape(-1, *[1] * (out.dim() - 2))
+    return out.to(x.dtype) if x.dtype in HALVES else out
 
 
 def check(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> None:
@@ -148,6 +154,13 @@ def check(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> 
     check_groups(x.shape[1], w.shape[1], groups)
     if bias is not None and tuple(bias.shape) != (w.shape[0],):
         raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({w.shape[0]},)")
+
+
+def check_size(x: Tensor, w: Tensor, layer: Layer) -> None:
+    """Raises where the result would be larger than any memory."""
+    if x.dim() == w.dim() and all(step > 0 for step in layer[0]):
+        shape = result_shape(x.shape, w.shape, layer)
+        check_addressable(prod(max(0, size) for size in shape) * x.element_size())
 
 
 def result_shape(x: Sequence[Any], w: Sequence[Any], layer: Layer) -> tuple[Any, ...]:

@@ -19,10 +19,12 @@ from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, allocator, first, into
 from tilewise.torch_ops.library import is_deterministic
+from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.theirs import leave, their_matmul, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What PyTorch multiplies as it is."""
+HALVES = frozenset({torch.float16, torch.bfloat16})
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "relu": functional.relu,
@@ -41,7 +43,7 @@ def matmul_key(a: Tensor, b: Tensor, deterministic: bool = False) -> Any:
     kind = a.dtype
     return (
         *(a.shape, b.shape, a.stride(), b.stride(), kind, b.dtype, a.device, b.device),
-        (a.data_ptr() | b.data_ptr()) & 15,
+        alignment(a, b),
         deterministic or is_deterministic(),
         kind is torch.float32 and rounds_to_tf32(),
     )
@@ -96,7 +98,8 @@ def linear_key(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) 
     extra = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
     return (
         *(x.shape, weight.shape, x.stride(), weight.stride(), kind, weight.dtype),
-        *(x.device, weight.device, (x.data_ptr() | weight.data_ptr()) & 15),
+        *(x.device, weight.device),
+        alignment(x, weight) if bias is None else alignment(x, weight, bias),
         *(extra, activation, is_deterministic()),
         kind is torch.float32 and rounds_to_tf32(),
     )
@@ -135,42 +138,43 @@ def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     def operands(x: Tensor, weight: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         return x.reshape(rows, k), weight.t()
 
-    problem = infer(*operands(x, weight))
+    is_plain = bias is None and activation == "none"
+    # CPU kernels fuse nothing: their sums stay fp32 until the bias is added, and round once.
+    kind = torch.float32 if not is_plain and x.device.type == "cpu" else x.dtype
+    wide = "fp32" if kind != x.dtype else ""
+    problem = infer(*operands(x, weight), out_dtype=wide)
     if is_tf32 and x.is_cuda:
         problem = replace(problem, dtype="tf32")
-    is_plain = bias is None and activation == "none"
-    # Kernels read a bias of the result's type without gaps.
-    is_fusible = bias is None or bias.is_contiguous()
     work = Work(
         problem=problem,
-        allocate=_allocate((*x.shape[:-1], n), x.dtype, x),
+        allocate=_allocate((*x.shape[:-1], n), kind, x),
         theirs=theirs,
         deterministic=deterministic,
         operands=operands,
         seen=lambda out: out.view(rows, n),
-        epilogue=None
-        if is_plain or not is_fusible
-        else Epilogue(bias=bias is not None, activation=activation),
-        vectors=lambda *tensors: tensors[2:],
+        epilogue=None if is_plain else Epilogue(bias=bias is not None, activation=activation),
+        # Kernels read a bias without gaps.
+        vectors=lambda *tensors: [vector.contiguous() for vector in tensors[2:]],
         finish=None if is_plain else partial(_finish_linear, activation),
     )
     return first(key, work, tensors)
 
 
 def their_linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """PyTorch's own."""
-    return ACTIVATE[activation](functional.linear(x, weight, bias))
+    """PyTorch's own, which rounds before it adds a bias unless x is a matrix."""
+    if bias is None or x.dim() == 2 or x.dtype not in HALVES or not x.dim() or not x.numel():
+        return ACTIVATE[activation](functional.linear(x, weight, bias))
+    rows = functional.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+    return ACTIVATE[activation](rows.reshape(*x.shape[:-1], rows.shape[-1]))
 
 
 def _finish_linear(
     activation: str, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> None:
+) -> Tensor:
     if bias is not None:
         out += bias
-    if activation in _IN_PLACE:
-        _IN_PLACE[activation](out)
-    else:
-        out.copy_(ACTIVATE[activation](out))
+    out = _IN_PLACE.get(activation, ACTIVATE[activation])(out)
+    return out.to(x.dtype)
 
 
 def check_activation(activation: str) -> None:

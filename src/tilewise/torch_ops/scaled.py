@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.core.tensors import require_memory
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import Epilogue
@@ -16,6 +17,7 @@ from tilewise.ops.gemm.infer import infer
 from tilewise.ops.gemm.vendor import scaled_operands
 from tilewise.torch_ops.calls import Work, first
 from tilewise.torch_ops.library import is_deterministic
+from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.theirs import FP8, leave
 
 OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -30,6 +32,7 @@ def scaled_matmul(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """(a b) scaled by one factor per operand, or by one per row of a and column of b."""
+    require_memory(a, b, scale_a, scale_b, *() if bias is None else (bias,))
     is_rows = scale_a.numel() > 1 or scale_b.numel() > 1
     why = _why_theirs(a, b, out_dtype)
     if not why:
@@ -44,7 +47,7 @@ def scaled_matmul(
         return _scale(a.new_zeros(a.shape[0], b.shape[1], dtype=torch.float32), out_dtype, *tensors)
     key = (
         *("scaled", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device),
-        *((a.data_ptr() | b.data_ptr()) & 15, is_deterministic(), is_rows, bias is not None),
+        *(alignment(*tensors), is_deterministic(), is_rows, bias is not None),
         out_dtype,
     )
     call: Callable[..., Tensor] | None = CALLS.get(key)

@@ -13,6 +13,10 @@ from tilewise.ops.conv.problem import ConvProblem
 Sizes = int | Sequence[int]
 Padding = Sizes | str
 """One size for all dimensions or one each; "same" and "valid" as PyTorch means them."""
+MOST_STEPS = 2**31 - 1
+"""Of a stride, padding or dilation: twice as much and a size fit in 64 bits."""
+MOST_BYTES = 2**48
+"""What processors address."""
 
 
 def infer(x: Any, w: Any, **layer: Any) -> ConvProblem:
@@ -50,7 +54,17 @@ def from_shapes(
     layer = settings(w, rank, stride, padding, dilation)
     for name, sizes in zip(("stride", "pad", "dilation"), layer, strict=True):
         values |= {f"{name}_{dim}": size for dim, size in zip(dims, sizes, strict=True)}
-    return ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+    problem = ConvProblem(direction=direction, dtype=dtype, layout=layout, **values)
+    check_addressable(problem.bytes)
+    return problem
+
+
+def check_addressable(size_bytes: int) -> None:
+    """Raises where tensors of so many bytes cannot exist: beyond, sizes overflow unseen."""
+    if size_bytes >= MOST_BYTES:
+        raise ProblemError(
+            f"the tensors take {size_bytes} bytes; {MOST_BYTES} are the most: pad less"
+        )
 
 
 def check_groups(given: int, each: int, groups: int) -> None:
@@ -74,6 +88,13 @@ def settings(
 
 def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     """`given` once per dimension."""
+    sizes = _once_each(name, given, rank)
+    if max(sizes, default=0) > MOST_STEPS:
+        raise ProblemError(f"{name} is {given!r}; the most is {MOST_STEPS}")
+    return sizes
+
+
+def _once_each(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     try:
         return (index(given),) * rank  # type: ignore[arg-type]  # a sequence is tried below
     except TypeError:
