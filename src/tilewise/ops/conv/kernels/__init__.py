@@ -12,7 +12,7 @@ from tilewise.ops import vendor
 from tilewise.ops.conv.kernels import cktile, cpu
 
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
-    cpu.CpuConvKernel: cpu.why_unusable,
+    **dict.fromkeys(cpu.CPU_KERNEL_TYPES, cpu.why_unusable),
     cktile.CkTileConvKernel: cktile.why_unusable,
     vendor.VendorKernel: vendor.why_unusable,
 }
