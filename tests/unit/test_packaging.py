@@ -52,7 +52,7 @@ def extras_script() -> ModuleType:
 def test_dependencies_are_declared_as_they_are_used() -> None:
     used = imported(SRC) - ON_REQUEST
     served = names(PROJECT["dependencies"] + EXTRAS["learn"] + EXTRAS["gpu"])
-    assert used == served | names(EXTRAS["tune"] + EXTRAS["ray"])
+    assert used == served | names(EXTRAS["tune"] + EXTRAS["ray"] + EXTRAS["report"])
 
 
 def test_what_the_tests_install_can_train_and_run_all() -> None:

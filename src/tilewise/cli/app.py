@@ -20,6 +20,7 @@ from tilewise.cli import (
     kernels,
     problems,
     rank,
+    report,
     search,
     sweep,
     train,
@@ -67,5 +68,6 @@ app.command("explain")(explain.explain)
 app.command("search")(search.search)
 app.command("validate")(validate.validate)
 app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("export-c")(export_c.export_c)
 app.command("demo")(demo.demo)

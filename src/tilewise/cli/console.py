@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tilewise.core.arch import Arch, load_arch
-from tilewise.core.dtypes import dtype
-from tilewise.core.problem import Problem
+from tilewise.core.problem import Problem, spell_problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 
@@ -134,16 +133,3 @@ def spell_values(values: Mapping[str, Any]) -> str:
     """A problem of a report by its words and dtype."""
     problem = get_op(values["op"]).problem.from_dict(values)
     return f"{spell_problem(problem)} {problem.dtype}"
-
-
-def spell_problem(problem: Problem) -> str:
-    """A problem as the words that `parse_problem` reads, less what goes without saying."""
-    usual = {f.name: f.default for f in fields(problem)}  # type: ignore[arg-type]
-    # The op says the direction, --dtype the dtype.
-    usual |= {name: getattr(problem, name) for name in ("dtype", "direction") if name in usual}
-    usual["out_dtype"] = dtype(problem.dtype).result
-    return " ".join(
-        f"{key}={getattr(problem, name)}"
-        for key, name in problem.KEYS.items()
-        if getattr(problem, name) != usual[name]
-    )

@@ -18,13 +18,13 @@ from tilewise.cli.console import (
     emit,
     err,
     out,
-    spell_problem,
     table,
 )
 from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
 from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.progress import shown
 from tilewise.core.arch import Arch
+from tilewise.core.problem import spell_problem
 from tilewise.errors import InputError
 
 if TYPE_CHECKING:

@@ -144,3 +144,16 @@ def check_size(name: str, value: Any, least: int) -> int:
     if size >= 2**63:
         raise ProblemError(f"{name} is {size}; sizes must be below 2^63")
     return size
+
+
+def spell_problem(problem: Problem) -> str:
+    """A problem as the words that `parse_problem` reads, less what goes without saying."""
+    usual = {f.name: f.default for f in fields(problem)}  # type: ignore[arg-type]
+    # The op says the direction, --dtype the dtype.
+    usual |= {name: getattr(problem, name) for name in ("dtype", "direction") if name in usual}
+    usual["out_dtype"] = dtype(problem.dtype).result
+    return " ".join(
+        f"{key}={getattr(problem, name)}"
+        for key, name in problem.KEYS.items()
+        if getattr(problem, name) != usual[name]
+    )

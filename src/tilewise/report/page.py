@@ -1,0 +1,234 @@
+"""The page itself: facts as JSON, plots and tables drawn by a script that asks nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tilewise
+from tilewise.core.model import load_model
+from tilewise.core.problem import spell_problem
+from tilewise.errors import FileError, InputError
+from tilewise.learn.dataset import from_stores
+from tilewise.report.choices import Choices, choices
+from tilewise.report.facts import Facts, gather
+from tilewise.report.plots import plots
+
+MOST_ROWS = 2000
+"""Rows of a table; of more problems the worst are shown."""
+Tell = Callable[[str], None]
+
+SECTIONS = {
+    "efficiency": ("Efficiency", "Each problem is judged by a model that was not trained on it."),
+    "oracle": ("Chosen against oracle", "On the line the chosen kernel is the best one."),
+    "problems": ("Problems", "Click a column to sort; type to filter."),
+    "roofline": ("Roofline", "The fastest kernel of each problem, under the device's figures."),
+    "kernels": ("Kernels", "How often each was tried, failed and won."),
+    "coverage": ("Coverage and its holes", "Problems by bucket; an empty bucket is a hole."),
+    "failures": ("Failures by kind", "What did not run, as recorded."),
+    "importances": ("What the model looks at", "Share of the gain of all splits."),
+    "calibration": ("Predicted against measured", "Times of judged readings; 1 is exact."),
+}
+"""Place on the page -> heading, and one line on how to read it."""
+
+
+def write_report(
+    stores: list[Path],
+    target: Path,
+    *,
+    model: Path | None = None,
+    op: str = "",
+    dtype: str = "",
+    tell: Tell = lambda text: None,
+) -> Facts:
+    """Writes the page of stores, and of the model that chooses by them where one is given."""
+    library = plotly_script()
+    known = load_model(model) if model is not None else None
+    tell("reading measurements")
+    data = from_stores(
+        stores,
+        op=known.op if known else op,
+        arch=known.trained_on if known else "",
+        dtype=dtype,
+    )
+    tell("judging choices")
+    chosen = choices(model, data) if model is not None else None
+    tell("drawing")
+    facts = gather(stores, data, known, chosen, importances_of(model))
+    text = page(facts, library)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{target} cannot be written: {error.strerror}; name another") from None
+    return facts
+
+
+def importances_of(folder: Path | None) -> dict[str, float] | None:
+    """What a model's features contribute, where its folder says so."""
+    if folder is None:
+        return None
+    try:
+        found = json.loads((folder / "importances.json").read_bytes())
+        return {str(name): float(gain) for name, gain in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def plotly_script() -> str:
+    """The plotting library's own script."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError:
+        raise InputError("plotly is not installed; `pip install tilewise[report]`") from None
+    return str(get_plotlyjs())
+
+
+def page(facts: Facts, library: str) -> str:
+    """The whole document; everything that was read from files is data in it, never markup."""
+    content = {
+        "plots": plots(facts),
+        "tables": tables(facts),
+        "notes": notes(facts),
+    }
+    given = {*content["plots"], *content["tables"], *content["notes"]}
+    shown = [(name, *words) for name, words in SECTIONS.items() if name in given]
+    links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in shown)
+    body = "".join(_section(content, *words) for words in shown)
+    title, foot = headline(facts), f"tilewise {tilewise.__version__}; {', '.join(facts.stores)}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_asset('report.css')}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><div class='cards'>{cards(facts)}</div></header>"
+        f"<nav>{links}</nav><main>{body}</main>"
+        f"<footer>{escape(foot)}</footer>"
+        f'<script type="application/json" id="content">{_data(content)}</script>'
+        f"<script>{library}</script><script>{_asset('report.js')}</script></body></html>"
+    )
+
+
+def _section(content: dict[str, Any], name: str, title: str, how: str) -> str:
+    plot = f'<div id="{name}-plot"></div>' if name in content["plots"] else ""
+    rows = f'<div class="rows" id="{name}-table"></div>' if name in content["tables"] else ""
+    return (
+        f'<section id="{name}"><h2>{escape(title)}</h2><p class="how">{escape(how)}</p>'
+        f'<p class="note" id="{name}-note"></p>{plot}{rows}</section>'
+    )
+
+
+def headline(facts: Facts) -> str:
+    """What the page is about."""
+    device = facts.data.device or facts.arch.name
+    return f"{facts.data.op} {', '.join(facts.data.dtypes)} on {device}"
+
+
+def cards(facts: Facts) -> str:
+    """The figures that one wants first."""
+    figures = [
+        ("problems", f"{len(facts.data.problems):,}"),
+        ("kernels", f"{len(facts.data.kernels):,}"),
+        ("readings", f"{facts.readings:,}"),
+        ("failed", f"{sum(sum(kinds.values()) for kinds in facts.failures.values()):,}"),
+    ]
+    if facts.choices is not None:
+        percent = 100 * facts.choices.efficiency
+        figures += [
+            ("mean efficiency", f"{percent.mean():.2f} %"),
+            ("P10", f"{np.percentile(percent, 10):.1f} %"),
+            ("worst", f"{percent.min():.1f} %"),
+        ]
+    return "".join(
+        f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>"
+        for name, value in figures
+    )
+
+
+def tables(facts: Facts) -> dict[str, Any]:
+    """Columns and rows of every table."""
+    found = {"kernels": _table(facts.kernels)}
+    if facts.choices is not None and facts.choices.rows:
+        rows = facts.choices.rows[:MOST_ROWS]
+        found["problems"] = _table([_problem_row(row) for row in rows])
+    elif facts.choices is None:
+        found["problems"] = _table(_fastest_rows(facts))
+    buckets = [
+        {"axis": axis, "bucket": bucket, "problems": count}
+        for axis, counts in facts.coverage.axes.items()
+        for bucket, count in counts.items()
+    ]
+    found["coverage"] = _table(buckets)
+    return found
+
+
+def notes(facts: Facts) -> dict[str, str]:
+    """What is said about a section, in words."""
+    holes = [*facts.coverage.holes, *facts.coverage.pair_holes]
+    told = {
+        "coverage": (
+            f"{facts.coverage.pair_share:.0%} of the pairs of buckets hold a problem. "
+            + (f"Empty: {', '.join(holes[:40])}" if holes else "No bucket is empty.")
+        ),
+    }
+    if not facts.failures:
+        told["failures"] = "No reading failed."
+    if facts.choices is not None:
+        told["efficiency"] = f"{_name(facts)}: {facts.choices.how}."
+        told |= _cut(facts.choices)
+    return told
+
+
+def _cut(chosen: Choices) -> dict[str, str]:
+    if len(chosen.rows) > MOST_ROWS:
+        return {"problems": f"The {MOST_ROWS:,} worst of {len(chosen.rows):,} problems."}
+    return {}
+
+
+def _name(facts: Facts) -> str:
+    return facts.model.name if facts.model is not None else ""
+
+
+def _problem_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "problem": row["words"],
+        "%": row["efficiency"],
+        "chosen": row["chosen"],
+        "us": row["chosen_us"],
+        "best": row["best"],
+        "best us": row["best_us"],
+        "why": row["why"],
+    }
+
+
+def _fastest_rows(facts: Facts) -> list[dict[str, Any]]:
+    problems = facts.data.problems
+    return [
+        {
+            "problem": spell_problem(problems[point.problem]),
+            "dtype": problems[point.problem].dtype,
+            "fastest": point.kernel,
+            "us": round(problems[point.problem].flops / point.tflops * 1e-6, 3),
+            "TFLOPS": round(point.tflops, 3),
+        }
+        for point in facts.points[:MOST_ROWS]
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = list(rows[0]) if rows else []
+    return {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+
+
+def _data(value: Any) -> str:
+    """JSON that no parser of HTML takes for markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("tilewise.report") / "assets" / name).read_text(encoding="utf-8")
