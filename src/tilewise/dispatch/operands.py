@@ -117,8 +117,9 @@ def _check_out(
 
 
 def _check_library(out: Any, sample: Any) -> None:
-    if is_torch(out) != is_torch(sample) or not (is_torch(out) or hasattr(out, "flags")):
-        view(out)  # refuses what is no tensor at all
+    if not is_torch(out):
+        view(out)  # refuses masks, and what is no array at all
+    if is_torch(out) != is_torch(sample):
         raise TensorError("out and the operands are of two libraries; convert one of them")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tilewise.core.tensors import view
+from tilewise.core.tensors import require_memory, view
 from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.remembered import CALLS
 from tilewise.dispatch.shipped import has_product, product_of_any, run_conv
@@ -62,6 +62,8 @@ def _why_theirs(*tensors: Any) -> str | None:
         if not isinstance(tensor, Tensor):
             view(tensor)  # refuses what is no array either
             raise TensorError("an array and a tensor are of two libraries; convert one of them")
+        if type(tensor) in PLAIN and tensor.layout is torch.strided and transform() is None:
+            require_memory(tensor)  # not every routine of PyTorch asks
     if transform() is not None:  # operators made in Python take no part in torch.func
         return "tensors under a transform of torch.func"
     if has_tangent(*given):
@@ -165,9 +167,9 @@ def _matmul_slowly_into(
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
     if why:
-        if out.layout is torch.strided and type(out) in PLAIN:
-            check_memory(out, {"a": a, "b": b})
-        return leave(why, their_matmul, a, b, out), None
+        if out.layout is not torch.strided or type(out) not in PLAIN:
+            return leave(why, their_matmul, a, b, out), None
+        return _into(out, leave(why, their_matmul, a, b), a=a, b=b), None
     is_seen = modes() > 0  # modes see operators, which make their results
     if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
@@ -272,6 +274,8 @@ def convolve(
         given = (bias, stride, padding, dilation, groups, deterministic)
         return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
     why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias)
+    if why is None and not is_compiling and (0 in x.shape or 0 in w.shape):
+        why = "convolutions of nothing"
     if why is None and not convolutions.is_known(x.device):
         why = "convolutions on a GPU that no model knows"
     layer = None

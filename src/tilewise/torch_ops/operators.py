@@ -83,13 +83,20 @@ def _linear_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     if ctx.activation != "none":  # what was activated is computed again rather than kept
         dy = dy * SLOPES[ctx.activation](linear(x, weight, bias, "none"))
-    rows = dy.reshape(-1, dy.shape[-1]) if dy.dim() != 2 else dy
+    rows = _rows(dy)
     dx = dw = None
     if wants_x:
         dx = linear(dy, weight.mT, None, "none")
     if wants_weight:
-        dw = matmul(rows.mT, x.reshape(-1, x.shape[-1]), False)
+        dw = matmul(rows.mT, _rows(x), False)
     return dx, dw, rows.sum(0) if wants_bias else None, None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """All but the last dimension as one; counted, as -1 says nothing where there are none."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _gelu_slope(z: Tensor) -> Tensor:

@@ -1,0 +1,322 @@
+"""The functional API against PyTorch's own answer or exception, whatever tensors it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from fuzzing import fuzz
+from hypothesis import assume
+from hypothesis import strategies as st
+from tensors import KINDS, STORAGES, Recipe, recipes
+from torch import Tensor
+from torch.nn import functional
+
+import tilewise as tw
+from tilewise.errors import InputError
+
+SIZES = st.sampled_from((0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33))
+HALVES = (torch.float32, torch.float32, torch.float16, torch.bfloat16)
+NARROW = {torch.int8: torch.int32}
+"""What tilewise multiplies into something wider than PyTorch does."""
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call gives, or what it raises; only errors that are meant are among these."""
+    try:
+        return call()
+    except (InputError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        return error
+
+
+def theirs_of(call: Callable[[], Any], drawn: Any) -> Any:
+    """PyTorch's answer; it has none for freed storage, and need not be asked, as it may crash."""
+    if any(recipe is not None and recipe.is_freed for recipe in drawn):
+        return RuntimeError("freed")
+    return outcome(call)
+
+
+def whole(drawn: Any) -> list[Tensor | None]:
+    return [None if recipe is None else recipe.exact() for recipe in drawn]
+
+
+def failed(found: Any) -> bool:
+    return isinstance(found, Exception)
+
+
+def ours(call: Callable[[], Any]) -> Any:
+    """The same for tilewise, which raises its own kind of error or PyTorch's."""
+    found = outcome(call)
+    assert not failed(found) or isinstance(found, InputError | RuntimeError), repr(found)
+    return found
+
+
+def agree(found: Any, theirs: Any, wanted: Callable[[], Tensor]) -> None:
+    """The same failure on both sides, or the exact values, rounded once."""
+    assert failed(found) == failed(theirs), (found, theirs)
+    if not failed(found):
+        values = wanted()
+        assert found.shape == values.shape, (found.shape, values.shape)
+        assert torch.equal(found.detach(), values.to(found.dtype)), (found, values)
+
+
+@st.composite
+def products(draw: Any) -> tuple[Recipe, Recipe]:
+    """Two tensors that mostly go together."""
+    m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
+    batch = draw(st.lists(st.sampled_from((0, 1, 2, 3)), max_size=2))
+    left = draw(st.sampled_from([(k,), (m, k), (m, k), (*batch, m, k), (1, m, k)]))
+    right = draw(st.sampled_from([(k,), (k, n), (k, n), (*batch, k, n), (k + 1, n), ()]))
+    kind = draw(st.sampled_from(KINDS))
+    a = draw(recipes(st.just(left), kinds=(kind,)))
+    b = draw(recipes(st.just(right), kinds=(kind, kind, kind, torch.float32)))
+    return a, b
+
+
+@fuzz(150, pair=products())
+def test_products(pair: tuple[Recipe, Recipe]) -> None:
+    a, b = (recipe.make() for recipe in pair)
+    wide = NARROW.get(a.dtype, a.dtype) if a.dtype == b.dtype else a.dtype
+    theirs = theirs_of(lambda: torch.matmul(a, b), pair)
+    found = ours(lambda: tw.matmul(a, b))
+    if a.dtype != b.dtype and not failed(theirs):
+        return  # PyTorch looks at types only where there is something to multiply
+    agree(found, theirs, lambda: torch.matmul(*whole(pair)).to(wide))
+    if not failed(found):
+        assert found.dtype == wide
+        assert found.requires_grad == theirs.requires_grad
+
+
+OUT = (
+    *("plain", "plain", "transposed", "sliced", "stepped", "shifted", "spread", "wanting"),
+    *("freed", "first", "second", "wide", "list"),
+)
+
+
+def result_place(out: str, shape: tuple[int, ...], kind: torch.dtype, a: Any, b: Any) -> Any:
+    """Where a result is asked to go."""
+    if out in ("first", "second"):
+        return a if out == "first" else b
+    if out == "list":
+        return [0.0]
+    if out == "wide":
+        return torch.zeros(shape, dtype=torch.float64 if kind != torch.float64 else torch.int32)
+    return Recipe(shape, kind, out).make()
+
+
+@fuzz(150, pair=products(), out=st.sampled_from(OUT))
+def test_products_into_a_tensor(pair: tuple[Recipe, Recipe], out: str) -> None:
+    a, b = (recipe.make() for recipe in pair)
+    before = outcome(lambda: torch.matmul(*whole(pair)))
+    assume(not failed(before) and before.numel() and a.dtype == b.dtype)
+    place = result_place(out, tuple(before.shape), NARROW.get(a.dtype, a.dtype), a, b)
+    found = ours(lambda: tw.matmul(a, b, out=place))
+    is_bad = out in ("spread", "wanting", "freed", "first", "second", "wide", "list")
+    is_bad = is_bad and not (out == "spread" and before.numel() == 1)
+    is_bad = is_bad and not (out == "wanting" and not place.requires_grad)
+    is_bad = is_bad or any(t.requires_grad or r.is_freed for t, r in zip((a, b), pair, strict=True))
+    if is_bad:
+        assert failed(found), found
+        return
+    assert found is place, found
+    assert torch.equal(place, before.to(place.dtype))
+
+
+@st.composite
+def layers(draw: Any) -> tuple[Recipe, Recipe, Recipe | None]:
+    k, n = draw(SIZES), draw(SIZES)
+    lead = draw(st.lists(st.sampled_from((0, 1, 2, 5)), max_size=3))
+    kind = draw(st.sampled_from((*HALVES, torch.float64)))
+    x = draw(recipes(st.just((*lead, k)), kinds=(kind,)))
+    weight = draw(recipes(st.just((n, k)), kinds=(kind,)))
+    bias = draw(
+        st.none() | recipes(st.sampled_from([(n,), (n,), (n,), (n + 1,), (1,)]), kinds=(kind,))
+    )
+    return x, weight, bias
+
+
+@fuzz(150, layer=layers(), activation=st.sampled_from((None, "relu")))
+def test_layers(layer: tuple[Recipe, Recipe, Recipe | None], activation: str | None) -> None:
+    x, weight, bias = (recipe and recipe.make() for recipe in layer)
+    act = functional.relu if activation else lambda z: z
+    theirs = theirs_of(lambda: act(functional.linear(x, weight, bias)), layer)
+    found = ours(lambda: tw.linear(x, weight, bias, activation=activation))
+    if bias is not None and bias.shape != weight.shape[:1] and failed(found):
+        return  # PyTorch spreads a bias of one; tilewise does not
+    agree(found, theirs, lambda: act(functional.linear(*whole(layer))))
+
+
+@st.composite
+def convolutions(draw: Any) -> tuple[int, Recipe, Recipe, Recipe | None, dict[str, Any]]:
+    rank = draw(st.sampled_from((1, 2, 2, 3)))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 4)))
+    c, k = groups * draw(st.integers(0, 4)), groups * draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    taps = draw(st.lists(st.sampled_from((1, 1, 2, 3)), min_size=rank, max_size=rank))
+    kind = draw(st.sampled_from((*HALVES, torch.float64)))
+    batch = draw(st.sampled_from([(1,), (2,), (2,), (0,), ()]))
+    x = draw(recipes(st.just((*batch, c, *sizes)), kinds=(kind,)))
+    w = draw(recipes(st.just((k, c // groups, *taps)), kinds=(kind,)))
+    bias = draw(st.none() | recipes(st.sampled_from([(k,), (k,), (k + 1,)]), kinds=(kind,)))
+    number = st.sampled_from((1, 1, 1, 2, 3, 0, -1))
+    layer: dict[str, Any] = {
+        "stride": draw(number | st.lists(st.integers(1, 3), min_size=rank, max_size=rank)),
+        "padding": draw(st.sampled_from((0, 0, 1, 2, -1, 2**40, "same", "valid", "full"))),
+        "dilation": draw(number),
+        "groups": draw(st.sampled_from((groups, groups, groups, groups, 3, 0))),
+    }
+    return rank, x, w, bias, layer
+
+
+@fuzz(200, case=convolutions())
+def test_convolutions(case: tuple[int, Recipe, Recipe, Recipe | None, dict[str, Any]]) -> None:
+    rank, *drawn, layer = case
+    x, w, bias = (recipe and recipe.make() for recipe in drawn)
+    name = f"conv{rank}d"
+    found = ours(lambda: getattr(tw, name)(x, w, bias, **layer))
+    if layer["padding"] == 2**40:  # PyTorch's own may crash here
+        assert failed(found)
+        return
+    theirs = theirs_of(lambda: getattr(functional, name)(x, w, bias, **layer), drawn)
+    agree(found, theirs, lambda: getattr(functional, name)(*whole(drawn), **layer))
+
+
+@fuzz(100, case=convolutions(), seed=st.integers(0, 3))
+def test_gradients_of_convolutions(case: Any, seed: int) -> None:
+    rank, *drawn, layer = case
+    assume(layer["padding"] != 2**40)
+    drawn = [r and replace(r, storage=_live(r.storage)) for r in drawn]
+    same_gradients(
+        lambda x, w, bias: getattr(tw, f"conv{rank}d")(x, w, bias, **layer),
+        lambda x, w, bias: getattr(functional, f"conv{rank}d")(x, w, bias, **layer),
+        drawn,
+        seed,
+    )
+
+
+@fuzz(100, layer=layers(), seed=st.integers(0, 3))
+def test_gradients_of_layers(layer: Any, seed: int) -> None:
+    assume(layer[2] is None or layer[2].shape == layer[1].shape[:1])
+    drawn = [r and replace(r, storage=_live(r.storage)) for r in layer]
+    same_gradients(tw.linear, functional.linear, drawn, seed)
+
+
+@fuzz(100, pair=products(), seed=st.integers(0, 3))
+def test_gradients_of_products(pair: tuple[Recipe, Recipe], seed: int) -> None:
+    assume(all(recipe.kind in (*HALVES, torch.float64) for recipe in pair))
+    drawn = [replace(r, storage=_live(r.storage)) for r in pair]
+    same_gradients(tw.matmul, torch.matmul, drawn, seed)
+
+
+def _live(storage: str) -> str:
+    return "plain" if storage.startswith("freed") else storage
+
+
+def same_gradients(one: Any, other: Any, drawn: Any, seed: int) -> None:
+    """Both sides fail, or both have the gradients of the exact call."""
+    tensors = [recipe and recipe.make().detach().requires_grad_() for recipe in drawn]
+    found = ours(lambda: one(*tensors))
+    theirs = outcome(lambda: other(*tensors))
+    if failed(found) and any(t is not None and t.dtype != tensors[0].dtype for t in tensors):
+        return
+    assert failed(found) == failed(theirs), (found, theirs)
+    if failed(found):
+        return
+    wide = [t if t is None else t.requires_grad_() for t in whole(drawn)]
+    dy = Recipe(tuple(found.shape), found.dtype, "plain", seed)
+    other(*wide).backward(dy.exact())
+    found.backward(dy.make())
+    for tensor, wanted in zip(tensors, wide, strict=True):
+        if tensor is not None:
+            assert tensor.grad is not None
+            assert torch.equal(tensor.grad, wanted.grad.to(tensor.dtype)), (tensor, wanted.grad)
+
+
+ARRAYS = (*STORAGES[:8], "backwards", "masked", "read-only", "unaligned", "swapped")
+
+
+def array(recipe: Recipe) -> Any:
+    """A NumPy array stored as its recipe says."""
+    plain = replace(
+        recipe, storage=_live(recipe.storage if recipe.storage in STORAGES else "plain")
+    )
+    made: Any = plain.make().detach().resolve_neg().numpy()
+    if recipe.storage == "backwards" and made.ndim:
+        return np.ascontiguousarray(made[..., ::-1])[..., ::-1]
+    if recipe.storage == "masked":
+        return np.ma.masked_array(made, mask=made > 0)
+    if recipe.storage == "read-only":
+        made.flags.writeable = False
+    if recipe.storage == "unaligned":
+        bytes_of = np.zeros(made.nbytes + 1, np.uint8)[1:]
+        view = bytes_of.view(made.dtype).reshape(made.shape)
+        view[...] = made
+        return view
+    if recipe.storage == "swapped":
+        return made.astype(made.dtype.newbyteorder())
+    return made
+
+
+@st.composite
+def arrays(draw: Any) -> tuple[Recipe, Recipe]:
+    a, b = draw(products())
+    kind = draw(st.sampled_from((torch.float32, torch.float32, torch.float16, torch.int8)))
+    return tuple(replace(r, kind=kind, storage=draw(st.sampled_from(ARRAYS))) for r in (a, b))  # type: ignore[return-value]
+
+
+@fuzz(150, pair=arrays(), out=st.sampled_from((None, None, *ARRAYS)))
+def test_products_of_arrays(pair: tuple[Recipe, Recipe], out: str | None) -> None:
+    a, b = map(array, pair)
+    whole = [np.asarray(t).astype(np.float64) for t in (a, b)]
+    wanted = outcome(lambda: np.matmul(*whole))
+    kind = np.dtype(np.int32) if a.dtype == np.int8 else a.dtype.newbyteorder("=")
+    place = None
+    if out is not None and not failed(wanted):
+        named = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
+        place = array(Recipe(np.shape(wanted), named[kind.name], out))
+    found = ours(lambda: tw.matmul(a, b, out=place))
+    refused = ("masked", "swapped", "unaligned")
+    strange = [t for t, r in ((a, pair[0]), (b, pair[1])) if r.storage in refused]
+    if failed(wanted) or any(isinstance(t, np.ma.MaskedArray) for t in strange):
+        assert failed(found), found
+    elif strange or place is not None:
+        assert failed(found) or np.array_equal(found, wanted.astype(kind)), (found, wanted)
+        if out == "masked" or (out in ("read-only", "spread") and np.size(wanted) > 1):
+            assert failed(found)
+    else:
+        assert not failed(found), found
+        assert np.array_equal(found, wanted.astype(kind)), (found, wanted)
+
+
+FP8 = st.sampled_from((torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32))
+
+
+@fuzz(
+    60,
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    kinds=st.tuples(FP8, FP8),
+    rows=st.booleans(),
+    bias=st.booleans(),
+    freed=st.integers(0, 12),
+)
+def test_scaled_products(
+    sizes: tuple[int, ...], kinds: tuple[torch.dtype, ...], rows: bool, bias: bool, freed: int
+) -> None:
+    m, n, k = sizes
+    a, b = (Recipe(s).values().to(kind) for s, kind in zip(((m, k), (n, k)), kinds, strict=True))
+    scales = torch.full((m, 1) if rows else (), 2.0), torch.full((1, n) if rows else (), 0.5)
+    extra = torch.ones(n, dtype=torch.bfloat16) if bias else None
+    tensors = [a, b.t(), *scales, extra]
+    gone = tensors[freed] if freed < 5 else None
+    if gone is not None and gone.numel():
+        gone.untyped_storage().resize_(0)
+        assert failed(ours(lambda: tw.scaled_matmul(*tensors)))
+        return
+    found = ours(lambda: tw.scaled_matmul(*tensors))
+    if torch.float32 in kinds or kinds[0] != kinds[1]:
+        return  # nobody's, or PyTorch's to say
+    wanted = a.double() @ b.double().t() + (1.0 if bias else 0.0)
+    assert torch.equal(found, wanted.to(torch.bfloat16)), (found, wanted)
