@@ -10,6 +10,7 @@ TilewiseError
 │   └── FileError                  an unreadable, foreign or damaged file
 ├── NoKernelError                  nothing in the pool can serve; carries a reason per kernel
 ├── BuildError                     the compiler refused; carries its output
+│   └── MachineError               no kernel's doing: a full disk, a compiler that does not work
 ├── ExecutionError                 a kernel ran and failed
 ├── StoreError                     measurements could not be read or written
 │   └── NoStoreError (also InputError)   there is no store where one was named
@@ -78,6 +79,10 @@ class BuildError(TilewiseError):
     def __init__(self, message: str, *, log: str = "") -> None:
         super().__init__(f"{message}\n{log}".rstrip())
         self.log = log
+
+
+class MachineError(BuildError):
+    """The machine failed, not a kernel; every other kernel would fare the same."""
 
 
 class ExecutionError(TilewiseError):

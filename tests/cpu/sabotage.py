@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ EXPECTED = {
     "heap": "crash",
     "quit": "crash",
     "hog": "out_of_memory",
-    "vanish": "out_of_memory",
     "exhausted": "out_of_memory",
     "refuse": "launch_error",
     "wrong": "wrong_result",
@@ -45,12 +45,24 @@ EXPECTED = {
 }
 """What each deed must be recorded as."""
 
+STRIKES = ("vanish", "struck", "struck_build")
+"""Somebody outside kills: the worker each time, the worker once, the builder once."""
+
+
+def strike() -> None:
+    """Dies as by somebody else's hand, the first time."""
+    try:
+        Path(os.environ["SABOTAGE_MARK"]).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SabotageKernel(Kernel):
     engine: ClassVar[str] = "sabotage"
 
-    deed: str = trait("", tuple(EXPECTED))
+    deed: str = trait("", (*EXPECTED, *STRIKES))
     serial: int = trait("s", (0,), default=0)
 
     def __post_init__(self) -> None:
@@ -75,6 +87,8 @@ class SabotagePlan(Plan):
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         if self.kernel.deed == "exhausted":
             raise MemoryError("no memory for 1 TiB")
+        if self.kernel.deed == "struck":
+            strike()
         if self.kernel.deed == "thirsty":
             bytearray(64 << 20)
         a, b = operands
@@ -106,14 +120,16 @@ class SabotageEngine(Engine):
         assert isinstance(kernel, SabotageKernel)
         if kernel.deed == "compiler_crash":
             os.abort()
-        status = EXPECTED[kernel.deed]
+        if kernel.deed == "struck_build":
+            strike()
+        status = EXPECTED.get(kernel.deed, "ok")
         status = status if status in ("compile_error", "over_limit") else "ok"
         message = "" if status == "ok" else "it was sabotaged"
         return Build(kernel=kernel, status=status, message=message, seconds=0.01)
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> SabotagePlan:
         assert isinstance(kernel, SabotageKernel)
-        if EXPECTED[kernel.deed] in ("compile_error", "over_limit"):
+        if EXPECTED.get(kernel.deed) in ("compile_error", "over_limit"):
             raise BuildError(f"{kernel.name} does not compile")
         return SabotagePlan(kernel, problem)
 

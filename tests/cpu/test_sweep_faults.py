@@ -13,6 +13,7 @@ import pytest
 
 from tilewise.core.measurement import Policy
 from tilewise.data.store import Store
+from tilewise.errors import MachineError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.local import LocalExecutor
@@ -113,6 +114,22 @@ def test_an_innocent_kernel_is_not_blamed_for_a_spoilt_worker(
     rows = list(Store(tmp_path).measurements(latest=False))
     assert [(r.kernel, r.message) for r in rows if not r.is_ok] == []
     assert Counter(r.stage for r in rows) == {"first": 3, "leader": 3}
+
+
+@pytest.mark.parametrize("deed", ["struck", "struck_build"])
+def test_a_process_killed_from_outside_is_replaced(
+    deed: str, library: Path, tmp_path: Path
+) -> None:
+    run(tmp_path / "store", library, [deed, "fine", deed], policy=CROWDED)
+    assert set(outcomes(tmp_path / "store").values()) == {"ok"}
+    assert (tmp_path / "store.mark").exists()
+
+
+def test_a_worker_killed_again_and_again_stops_the_sweep(library: Path, tmp_path: Path) -> None:
+    """And nobody is blamed: what was measured is kept, the rest is measured later."""
+    with pytest.raises(MachineError, match="killed by SIGKILL, from outside"):
+        run(tmp_path, library, ["fine", "vanish", "fine"], problems=PROBLEMS[:1])
+    assert set(outcomes(tmp_path).values()) == {"ok"}
 
 
 def test_a_leader_that_turns_out_wrong_is_wrong(library: Path, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
 
 def test_a_finished_bar_has_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar() as update:
-        update({"event": "start", "total": 1, "known": 0, "skipped": 0})
+        update({"event": "start", "total": 1, "known": 0, "skipped": 0, "forgotten": 0})
         update({"event": "row", "status": "crash", "stage": "first"})
     told = " ".join(capsys.readouterr().err.split())
     assert "1/1" in told and "left 0:00:00" in told and "crash 1" in told

@@ -13,8 +13,9 @@ import tilewise
 
 SRC = Path(tilewise.__file__).parent
 FLOORS = [
-    *("errors", "settings", "core", "archs", "ops", "engines", "problems", "data", "sweep"),
-    *("learn", "selection", "dispatch", "judge", "torch_ops", "functional", "report", "cli"),
+    *("errors", "settings", "notices", "core", "archs", "ops", "engines", "problems"),
+    *("data", "sweep", "learn", "selection", "dispatch", "judge", "torch_ops"),
+    *("functional", "report", "cli"),
 ]
 """A module may import its own floor and those before it."""
 

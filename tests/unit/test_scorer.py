@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilewise import notices
 from tilewise.core.arch import load_arch
 from tilewise.core.model import Model, load_model
 from tilewise.engines import toolchain
@@ -129,7 +130,7 @@ def test_without_a_compiler_numpy_serves_and_says_so_once(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(toolchain, "why_no_compiler", lambda: "no compiler in this test")
-    monkeypatch.setattr(scorers, "_told", set())
+    monkeypatch.setattr(notices, "_told", set())
     kernels = synthetic_kernels("gemm", GFX950, 5)
     for _ in range(2):
         assert isinstance(make_scorer(model, kernels, GFX950), NumpyScorer)

@@ -92,16 +92,26 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def check(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Looks for torn shards, duplicates, impossible rows, mixed timings; exit 1 if any."""
+def check(
+    store: StoreArgument,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Take out rows that tell of the machine alone.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Looks for torn shards, duplicates, impossible rows, faults of the machine; exit 1 if any."""
     from tilewise.data.check import check as run
+    from tilewise.data.forget import forget_faults
 
+    forgotten = forget_faults(store) if forget else 0
     report = run(store)
-    if not report.rows and report.is_sound:
+    if not report.rows and report.is_sound and not forgotten:
         raise NoStoreError(f"{store} holds no measurements; name a folder that `sweep` made")
     if as_json:
-        emit(report.to_dict())
+        emit({**report.to_dict(), "forgotten": forgotten})
     else:
+        if forgotten:
+            out.print(f"{forgotten:,} rows that told of the machine are forgotten", soft_wrap=True)
         for finding in report.findings:
             out.print(f"{finding.kind}: {finding.where}: {finding.what}", soft_wrap=True)
         counts = ", ".join(f"{n:,} {kind}" for kind, n in report.counts.items()) or "nothing wrong"

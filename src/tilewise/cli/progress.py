@@ -68,6 +68,9 @@ def progress_bar() -> Iterator[Emit]:
                     bar.reset(task, total=event["total"], description="measuring")
                     if event["known"]:
                         err.print(f"{event['known']:,} measurements are there already")
+                    if event["forgotten"]:
+                        told = f"{event['forgotten']:,} measured again: only faults of the machine"
+                        err.print(f"{told} were recorded of them")
                     if event["skipped"]:
                         err.print(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
                 case "built":

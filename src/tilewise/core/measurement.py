@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Self
 
+from tilewise.core.faults import fault_of
 from tilewise.core.identity import SCHEMA, canonical_json, digest
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
@@ -289,6 +290,11 @@ class Measurement:
             json_object(text, f"{where}: {name}")  # raises
         if self.is_ok:
             check_time(where, "time_us", self.time_us)
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it tells of the machine in place of the kernel; versions before 0.2 kept such."""
+        return fault_of(self.status, self.message) is not None
 
     @property
     def identity(self) -> tuple[str, int]:

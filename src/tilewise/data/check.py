@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
+from tilewise.core.faults import fault_of
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
 from tilewise.data.derived import part_key
 from tilewise.data.journal import LockedFile, read_journal
@@ -23,6 +24,7 @@ from tilewise.ops.contract import all_ops, get_op
 TURBO = {"gpu": 1.1, "cpu": 2.0}
 """How far above its listed peak a device may run: listed clocks are sustained ones."""
 MOST_SHOWN = 20
+_AGAIN = "sweeps measure it again, --forget takes it out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,9 @@ def _is_being_written(journal: Path) -> bool:
 def flaws(row: Measurement) -> list[tuple[str, str]]:
     """Kind and words of everything about a row that cannot be."""
     found = [("impossible", what) for what in impossible(row)]
+    fault = fault_of(row.status, row.message)
+    if fault is not None:
+        found.append(("machine_fault", f"{fault!r} is no fact about a kernel; {_AGAIN}"))
     if row.op not in all_ops():
         found.append(("unknown_op", f"op is {row.op!r}; there are {', '.join(all_ops())}"))
     if row.arch not in known_archs():

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
+from tilewise.core.faults import DOUBTFUL, SIGNS
 from tilewise.core.measurement import Measurement
 from tilewise.data.derived import complete
 from tilewise.errors import StoreError
@@ -14,7 +15,7 @@ from tilewise.errors import StoreError
 SCHEMA_VERSION = 2
 """1 had every column; since 2 those that follow from others may be left out."""
 _VERSION_KEY = b"tilewise_schema"
-RANKING = ("key", "attempt", "status", "time_us")
+RANKING = ("key", "attempt", "status", "time_us", "message")
 """The columns that decide which row of a key holds."""
 
 
@@ -72,11 +73,25 @@ def verdicts(table: Any) -> Any:
     return pc.or_(is_right, pc.equal(status, "wrong_result")).to_numpy()
 
 
+def faults(table: Any) -> Any:
+    """`Measurement.is_fault` of every row, as a NumPy mask."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_doubtful = pc.is_in(table.column("status"), pa.array(DOUBTFUL))
+    is_told = pc.match_substring_regex(table.column("message"), SIGNS)
+    return pc.and_(is_doubtful, is_told).to_numpy()
+
+
 def holding(table: Any) -> Any:
-    """The one row of each key that holds, by `Measurement.rank`; needs the columns RANKING."""
+    """The one row of each key that holds, by `Measurement.rank`; needs the columns RANKING.
+
+    Rows that tell of the machine in place of the kernel hold nothing.
+    """
     import numpy as np
     import pyarrow.compute as pc
 
+    table = table.filter(~faults(table)) if len(table) else table
     if not len(table):
         return table
     codes = pc.dictionary_encode(table.column("key").combine_chunks()).indices.to_numpy()

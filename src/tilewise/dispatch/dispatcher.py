@@ -30,9 +30,11 @@ from tilewise.errors import (
     BuildError,
     ExecutionError,
     InputError,
+    MachineError,
     NoKernelError,
     ProblemError,
 )
+from tilewise.notices import warn_once
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Choice, Ranker
@@ -290,7 +292,10 @@ class Dispatcher:
             except (BuildError, ExecutionError) as error:
                 why = str(error).removeprefix(kernel.name).strip()
                 failed.append(f"{kernel.name}: {why.splitlines()[0]}")
-                self._tell_once(f"kernels are passed over: {why}")
+                if isinstance(error, MachineError):  # told once, whichever op meets it
+                    warn_once(f"kernels are passed over: {why}", why=why)
+                else:
+                    self._tell_once(f"kernels are passed over: {why}")
                 continue
             if failed:
                 reason = f"{choice.reason}; {len(failed)} before it could not be had"

@@ -1,23 +1,34 @@
-"""C++ source to shared library: parallel, cached by content, safe with many processes at once."""
+"""C++ source to shared library: parallel, cached by content, safe with many processes at once.
+
+What goes wrong is either a fact about the source or a fault of the machine. Before a source is
+blamed, one that is known to be good is compiled and loaded in the same way: where that fails too,
+it is the machine, which is asked once in a process and then remembered.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
+from tilewise.core.faults import ATTEMPTS, fault_in, first_line
 from tilewise.core.identity import digest
-from tilewise.errors import BuildError
+from tilewise.engines.gpu.elf import read_elf
+from tilewise.errors import BuildError, MachineError
 from tilewise.settings import settings
 
 COMPILE_TIMEOUT_S = 300
@@ -56,7 +67,7 @@ class Compiler:
 
 @cache
 def find_compiler() -> Compiler | None:
-    """The compiler to use, or None where there is none that runs."""
+    """The compiler to use, or None where there is none that answers."""
     wanted = settings().compiler
     for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
         path = shutil.which(name)
@@ -109,16 +120,16 @@ def private_folder(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        raise BuildError(
+        raise MachineError(
             f"the cache folder {path} cannot be used ({error.strerror}); "
             "set TILEWISE_CACHE_DIR to a writable folder"
         ) from None
     if status.st_uid != os.getuid():
-        raise BuildError(
+        raise MachineError(
             f"the cache folder {path} belongs to another user; set TILEWISE_CACHE_DIR to your own"
         )
     if status.st_mode & 0o022:
-        raise BuildError(
+        raise MachineError(
             f"others may write to the cache folder {path}; run `chmod 700 {path}` or set "
             "TILEWISE_CACHE_DIR to a private folder"
         )
@@ -134,17 +145,15 @@ def compile_units(
     """Compiles every unit not yet in the cache; results are in the order given.
 
     Threads wait for compiler processes: nothing is forked from a process that may hold a GPU.
+    A fault of the machine ends it with a MachineError.
     """
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError(str(why_no_compiler()))
-    folder = private_folder(private_folder(settings().cache_dir) / "cpu")
+        raise MachineError(str(why_no_compiler()))
+    folder = cache_folder()
 
     def one(index: int) -> Compiled:
-        try:
-            done = _compile(units[index], compiler, folder)
-        except OSError as error:  # a full disk, a cache folder that vanished
-            done = Compiled(library=None, log=f"{folder}: {error.strerror or error}")
+        done = _compile(units[index], compiler, folder)
         if on_done is not None:
             on_done(index, done)
         return done
@@ -154,42 +163,147 @@ def compile_units(
         return list(pool.map(one, range(len(units))))
 
 
+def cache_folder() -> Path:
+    """Where libraries are kept."""
+    return private_folder(private_folder(settings().cache_dir) / "cpu")
+
+
+def load(library: Path, *symbols: str, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    """A library of the cache with these functions; the machine's fault where none can be had."""
+    compiler, folder = find_compiler(), library.parent.parent
+    try:
+        loaded = kind(str(library))
+        for symbol in symbols:
+            getattr(loaded, symbol)
+        return loaded
+    except (OSError, AttributeError) as error:
+        if isinstance(error, AttributeError):  # not what the source says: to be compiled again
+            shutil.rmtree(library.parent, ignore_errors=True)
+        if compiler is not None:
+            _blame(compiler, folder, f"{error}")
+        raise BuildError(f"the library cannot be loaded: {error}") from None
+
+
 def _compile(unit: Unit, compiler: Compiler, folder: Path) -> Compiled:
     key = unit_key(unit, compiler)
     target = folder / key
     library = _trusted(target, key)
     if library is not None:
         return Compiled(library=library, was_cached=True)
+    known = _faults.get((compiler.path, folder))
+    if known is not None:
+        raise MachineError(known)
+    try:
+        made = _make(unit, compiler, folder, key)
+    except OSError as error:  # a full disk, a cache folder that vanished
+        _remember(compiler, folder, f"{folder}: {error.strerror or error}")
+    if made.library is None:
+        _blame(compiler, folder, made.log)
+    return made
+
+
+def _make(unit: Unit, compiler: Compiler, folder: Path, key: str) -> Compiled:
+    """The library in its place in the cache, or the compiler's complaint."""
     started = time.perf_counter()
+    target = folder / key
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
         made = Path(scratch) / "made"
         made.mkdir(mode=0o700)
-        source = made / "kernel.cpp"
-        source.write_text(unit.source)
-        includes = [f"-I{path}" for path in unit.include_dirs]
-        command = [compiler.path, *BASE_FLAGS, *unit.flags, *includes, str(source)]
-        try:
-            ran = subprocess.run(
-                [*command, "-o", str(made / "kernel.so")],
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return Compiled(library=None, log=f"no result after {COMPILE_TIMEOUT_S} s")
+        log, is_made = _run_compiler(unit, compiler, made)
         seconds = time.perf_counter() - started
-        if ran.returncode != 0:
-            log = ran.stderr or f"the compiler ended with status {ran.returncode}"
+        if not is_made:
             return Compiled(library=None, log=log, seconds=seconds)
-        if not (made / "kernel.so").exists():
-            return Compiled(library=None, log=f"{compiler.path} wrote no library", seconds=seconds)
         seal = hashlib.sha256((made / "kernel.so").read_bytes()).hexdigest()
         (made / "key.json").write_text(json.dumps({"key": key, "sha256": seal}))
         _publish(made, target, key)
     library = _trusted(target, key)
     if library is None:
-        raise BuildError(f"{target} was damaged while it was written; remove it and build again")
-    return Compiled(library=library, log=ran.stderr, seconds=seconds)
+        return Compiled(library=None, log=f"{target} was damaged while it was written")
+    return Compiled(library=library, log=log, seconds=seconds)
+
+
+def _run_compiler(unit: Unit, compiler: Compiler, made: Path) -> tuple[str, bool]:
+    """What the compiler printed, and whether it left a library in the folder `made`.
+
+    A compiler that was killed is started again, as workers are.
+    """
+    source, library = made / "kernel.cpp", made / "kernel.so"
+    source.write_text(unit.source)
+    includes = [f"-I{path}" for path in unit.include_dirs]
+    command = [compiler.path, *BASE_FLAGS, *unit.flags, *includes, str(source)]
+    log = ""
+    for _ in range(ATTEMPTS):
+        try:
+            ran = subprocess.run(
+                [*command, "-o", str(library)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_TIMEOUT_S,
+                env={**os.environ, "LC_ALL": "C"},  # faults are known by their English names
+            )
+        except subprocess.TimeoutExpired:
+            return f"no result after {COMPILE_TIMEOUT_S} s", False
+        log = ran.stderr
+        if ran.returncode < 0:
+            log += f"\nthe compiler was killed by {signal.Signals(-ran.returncode).name}"
+        elif "signal terminated program" not in log:
+            break
+    if ran.returncode:
+        return log or f"the compiler ended with status {ran.returncode}", False
+    if not library.exists():
+        return f"{compiler.path} wrote no library", False
+    try:
+        read_elf(library.read_bytes())  # one that is cut off would crash whoever loads it
+    except BuildError as error:
+        return f"{compiler.path} wrote a library that is {error}", False
+    return log, True
+
+
+_faults: dict[tuple[str, Path], str] = {}
+"""What keeps this process from compiling, by compiler and folder."""
+_asking = threading.Lock()
+CANARY = Unit(
+    source='extern "C" __attribute__((visibility("default"))) int tw_canary() { return 42; }\n'
+)
+
+
+def _blame(compiler: Compiler, folder: Path, log: str) -> None:
+    """Raises where a failure is the machine's, and returns where it must be the source's."""
+    found = fault_in(log)
+    with _asking:
+        known = _faults.get((compiler.path, folder))
+        why = known or (f"{folder}: {found}" if found else why_canary_fails(compiler, folder))
+    if why is not None:
+        _remember(compiler, folder, why)
+
+
+def _remember(compiler: Compiler, folder: Path, why: str) -> NoReturn:
+    raise MachineError(_faults.setdefault((compiler.path, folder), why))
+
+
+def why_canary_fails(compiler: Compiler, folder: Path) -> str | None:
+    """Why not even the simplest source can be compiled, loaded and run from `folder`, or None."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
+            log, is_made = _run_compiler(CANARY, compiler, Path(scratch))
+            if not is_made:
+                return f"{compiler.path} cannot compile: {first_line([log])}"
+            answer = ctypes.CDLL(str(Path(scratch) / "kernel.so")).tw_canary()
+    except OSError as error:
+        return f"{folder} cannot hold what is compiled: {error}"
+    return None if answer == 42 else f"{compiler.path} compiles to code that computes {answer}"
+
+
+def why_no_build() -> str | None:
+    """Why nothing can be compiled, loaded and run here, found by trying; or None."""
+    compiler = find_compiler()
+    if compiler is None:
+        return why_no_compiler()
+    try:
+        return why_canary_fails(compiler, cache_folder())
+    except MachineError as error:
+        return str(error)
 
 
 def _publish(made: Path, target: Path, key: str) -> None:

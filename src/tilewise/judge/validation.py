@@ -160,5 +160,6 @@ def rows_of(
     )
     found: dict[str, list[Measurement]] = {}
     for row in from_table(table.filter(here)):
-        found.setdefault(row.problem_key, []).append(row)
+        if not row.is_fault:
+            found.setdefault(row.problem_key, []).append(row)
     return found

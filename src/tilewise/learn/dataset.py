@@ -42,7 +42,7 @@ _NEEDED = (
     *("key", "run_id", "attempt", "problem_key", "kernel_key"),
     *("op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
-    *("time_us", "min_us", "spread_us", "repeats", "tactic"),
+    *("time_us", "min_us", "spread_us", "repeats", "tactic", "message"),
 )
 
 
@@ -192,8 +192,10 @@ def from_stores(
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    from tilewise.data.schema import verdicts
+    """Rows that tell of kernels; those that tell of the machine teach nothing."""
+    from tilewise.data.schema import faults, verdicts
 
+    table = table.filter(~faults(table))
     rows: list[dict[str, Any]] = table.select(_NEEDED).to_pylist()
     for row, is_verdict in zip(rows, verdicts(table).tolist(), strict=True):
         row["is_verdict"] = is_verdict

@@ -57,7 +57,7 @@ class CompiledScorer:
     """One C call per problem. Not for several threads at once: results live in its buffers."""
 
     def __init__(
-        self, layout: Layout, kernels: Sequence[Kernel], arch: Arch, library: ctypes.PyDLL
+        self, layout: Layout, kernels: Sequence[Kernel], arch: Arch, library: ctypes.CDLL
     ) -> None:
         self.layout, self.kernels, self.arch = layout, tuple(kernels), arch
         self.model = model = layout.model

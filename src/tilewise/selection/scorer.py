@@ -7,7 +7,6 @@ the problem's side. Both ways give the same scores, bit for bit, and so the same
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.core.simplify import Facts
+from tilewise.notices import warn_once
 from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.ops.fields import problem_values
 from tilewise.selection.asking import asker
@@ -25,8 +25,6 @@ from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import Layout
 from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.scorer_source import INCLUDE, scorer_source
-
-log = logging.getLogger("tilewise")
 
 _CPU_FLAGS = {
     "avx512bw": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
@@ -83,7 +81,6 @@ class NumpyScorer:
 
 
 Scorer = CompiledScorer | NumpyScorer
-_told: set[str] = set()
 
 
 def make_scorer(
@@ -99,9 +96,8 @@ def make_scorer(
             from tilewise.errors import BuildError
 
             raise BuildError("the scorer does not compile", log=why)
-        if why not in _told:
-            _told.add(why)
-            log.warning("selection falls back to NumPy, which is slower: %s", why.splitlines()[0])
+        line = why.splitlines()[0]
+        warn_once(f"selection falls back to NumPy, which is slower: {line}", why=line)
     return NumpyScorer(model, kernels, arch)
 
 
@@ -111,8 +107,8 @@ def _facts(kernels: Sequence[Kernel], arch: Arch) -> Facts:
     return {"k_engine": engines, "a_kind": frozenset({arch.kind})}
 
 
-def _compile(layout: Layout) -> tuple[ctypes.PyDLL | None, str]:
-    from tilewise.engines.toolchain import Unit, compile_units, why_no_compiler
+def _compile(layout: Layout) -> tuple[ctypes.CDLL | None, str]:
+    from tilewise.engines.toolchain import Unit, compile_units, load, why_no_compiler
     from tilewise.errors import BuildError
 
     why = why_no_compiler()
@@ -125,12 +121,12 @@ def _compile(layout: Layout) -> tuple[ctypes.PyDLL | None, str]:
     )
     try:
         (made,) = compile_units([unit])
-    except BuildError as error:
+        if made.library is None:
+            return None, made.log
+        # Holding the interpreter's lock is cheaper than giving it back for a few microseconds.
+        return load(made.library, "tw_rank", kind=ctypes.PyDLL), ""
+    except BuildError as error:  # a cache folder that is full, or mounted noexec, for example
         return None, str(error)
-    if made.library is None:
-        return None, made.log
-    # Holding the interpreter's lock is cheaper than giving it back for a few microseconds.
-    return ctypes.PyDLL(str(made.library)), ""
 
 
 def _isa_flags() -> tuple[str, ...]:

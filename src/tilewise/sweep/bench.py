@@ -13,12 +13,13 @@ import numpy as np
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
+from tilewise.core.faults import fault_of
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Engine, Plan
 from tilewise.engines.replay import ReplayPlan
-from tilewise.errors import BuildError
+from tilewise.errors import BuildError, MachineError
 from tilewise.sweep.timing import Timer, Timing, measure, measure_in_turn
 
 GUARD_BYTES = 4096
@@ -126,7 +127,7 @@ class Bench(ABC):
         return self.engines[kernel.engine].plan(kernel, problem, self.arch)
 
     def run(self, kernel: Kernel, problem: Problem, launched: Callable[[], None]) -> Outcome:
-        """One kernel from plan to timing; every failure becomes an outcome."""
+        """One kernel from plan to timing; its every failure becomes an outcome."""
         phase = "compile_error"
         try:
             plan = self.plan(kernel, problem)
@@ -205,7 +206,10 @@ class Bench(ABC):
         return error
 
     def failed(self, failure: Exception, phase: str) -> Outcome:
-        """A failure as an outcome; the device is asked whether it survived."""
+        """A failure as an outcome; the device is asked whether it survived.
+
+        One that is the machine's and not the kernel's is raised as such.
+        """
         message = f"{type(failure).__name__}: {failure}"
         if isinstance(failure, WrongResultError):
             self.forget()
@@ -216,6 +220,9 @@ class Bench(ABC):
                 is_poisoned=failure.is_poisoned,
             )
         status = classify(failure, phase)
+        fault = fault_of(status, message)
+        if fault is not None or isinstance(failure, MachineError):
+            raise MachineError(fault or str(failure)) from failure
         if status == "out_of_memory":
             self.forget()
         return Outcome(status=status, message=message[:2000], is_poisoned=not self.is_sound())

@@ -2,6 +2,7 @@
 
 Compilers crash and hang too. What they take down is the builder process; the kernels that were
 under way are then built one at a time, and the one that does it again is recorded as the culprit.
+A fault of the machine is nobody's: the builder has as many attempts as workers, then all ends.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tilewise.errors import ExecutionError
-from tilewise.sweep.process import WorkerGoneError, WorkerProcess
+from tilewise.core.faults import ATTEMPTS
+from tilewise.errors import ExecutionError, MachineError
+from tilewise.sweep.process import KILLED, WorkerGoneError, WorkerProcess
 from tilewise.sweep.supervisor import WAIT_S
 
 BUILD_S = 600.0
@@ -148,19 +150,48 @@ class Builder:
     def _ready(self) -> WorkerProcess:
         """The builder process, started where there is none."""
         if self._process is None:
-            self._process = self._spawn()
-            if self._is_closed:  # by another thread, too late for it to see this process
-                self._process.signal_kill()
-            self._process.wait_ready()
+            for attempt in range(ATTEMPTS):
+                self._process = self._spawn()
+                if self._is_closed:  # by another thread, too late for it to see this process
+                    self._process.signal_kill()
+                try:
+                    self._process.wait_ready()
+                    break
+                except ExecutionError:
+                    self._process.kill()
+                    if attempt == ATTEMPTS - 1 or self._is_closed:
+                        raise
+        assert self._process is not None
         return self._process
 
     def _build_all(self, order: Mapping[str, Mapping[str, Any]]) -> None:
-        self._build(order)
+        if self._try(order) is None:
+            return
         for key, fields in order.items():
             if key not in self._facts and not self._is_closed:
-                self._build({key: fields}, is_alone=True)
+                words = self._try({key: fields})
+                if words is not None and not self._is_closed:
+                    self._keep(key, {"status": "compile_error", "message": words})
 
-    def _build(self, order: Mapping[str, Mapping[str, Any]], *, is_alone: bool = False) -> None:
+    def _try(self, order: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """Builds what is not built yet; what to say of a kernel that took the builder down.
+
+        A fault of the machine may pass, and raises where it does not.
+        """
+        words = ""
+        for _ in range(ATTEMPTS):
+            left = {key: fields for key, fields in order.items() if key not in self._facts}
+            ending = self._build(left)
+            if ending is None or self._is_closed:
+                return None
+            status, words = ending
+            if status != KILLED:
+                return words
+            self._on_lost(f"the builder was lost: {words}")
+        raise MachineError(words)
+
+    def _build(self, order: Mapping[str, Mapping[str, Any]]) -> tuple[str, str] | None:
+        """Builds kernels in one process; how that ended where it did not live to the end."""
         process = self._ready()
         keys = list(order)
         items = [{"id": at, "kernel": order[key]} for at, key in enumerate(keys)]
@@ -170,21 +201,23 @@ class Builder:
             try:
                 answer = process.receive(time.monotonic() + allowed)
             except TimeoutError:
-                words = f"no kernel finished compiling in {BUILD_S:.0f} s"
-                process.kill()
+                ending = "timeout", f"no kernel finished compiling in {BUILD_S:.0f} s"
                 break
             except WorkerGoneError:
-                words = process.ending()[1]
+                ending = process.ending()
                 break
             event = answer.pop("event")
             allowed = WAIT_S if event == "waiting" else BUILD_S
             if event == "end":
-                return
+                return None
+            if event == "fault":
+                ending = KILLED, str(answer["message"])
+                break
             if event == "built":
                 self._keep(keys[answer.pop("id")], answer)
+        process.kill()
         self._process = None
-        if is_alone and not self._is_closed:
-            self._keep(keys[0], {"status": "compile_error", "message": words})
+        return ending
 
     def _keep(self, key: str, facts: Facts) -> None:
         with self._changed:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.measurement import STATUSES, Measurement, Setting
-from tilewise.data.schema import holding, verdicts
+from tilewise.data.schema import faults, holding, verdicts
 from tilewise.data.store import Store
 
 COSTLY = ("timeout", "crash", "launch_error")
@@ -32,6 +32,8 @@ class Record:
     """Whether it was measured among leaders."""
     is_verdict: bool
     """Whether the attempt that holds is one: `Measurement.is_verdict`."""
+    is_settled: bool = True
+    """Whether any attempt tells of the kernel; otherwise all tell of the machine."""
 
     @property
     def is_good(self) -> bool:
@@ -44,17 +46,19 @@ class Known:
 
     def __init__(self, store: Store, settings: Iterable[Setting], *, give_up_after: int) -> None:
         columns = ["key", "attempt", "stage", "status", "time_us", "spread_us"]
-        identity = ["problem_key", "kernel_key", "policy_key", "device", "toolchain"]
+        identity = ["problem_key", "kernel_key", "policy_key", "device", "toolchain", "message"]
         table = store.table([*columns, *identity], latest=False)
         self._give_up_after = give_up_after
         self._new: dict[str, Record] = {}
-        self._index(table.select(columns))
+        is_fault = faults(table)
+        self._index(table.select(columns), is_fault)
+        table = table.filter(~is_fault)
         self._failed_pairs: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._good: set[str] = set()
         self._remember(table, list(settings))
 
-    def _index(self, table: Any) -> None:
+    def _index(self, table: Any, is_fault: Any) -> None:
         import pyarrow.compute as pc
 
         encoded = pc.dictionary_encode(table.column("key").combine_chunks())
@@ -66,6 +70,7 @@ class Known:
         count = len(keys)
         is_verdict = verdicts(table)
         order = np.lexsort((attempts, is_verdict))
+        order = order[~is_fault[order]]
         self._verdict, self._status = np.zeros(count, bool), np.zeros(count, np.uint8)
         self._verdict[codes[order]] = is_verdict[order]
         numbers = {name: number for number, name in enumerate(STATUSES)}
@@ -73,7 +78,8 @@ class Known:
         self._status[codes[order]] = number_of[order]
         self._attempts = np.zeros(count, np.int32)
         np.maximum.at(self._attempts, codes, (attempts + 1).astype(np.int32))
-        self._confirmed = np.zeros(count, bool)
+        self._settled, self._confirmed = np.zeros(count, bool), np.zeros(count, bool)
+        self._settled[codes[order]] = True
         self._confirmed[codes[stage == "leader"]] = True
         times = table.column("time_us").to_numpy(zero_copy_only=False)
         spreads = table.column("spread_us").to_numpy(zero_copy_only=False)
@@ -82,7 +88,8 @@ class Known:
         self._time[codes[passed]], self._spread[codes[passed]] = times[passed], spreads[passed]
         by_key = np.argsort(keys)
         self._keys = keys[by_key]
-        for name in ("_status", "_attempts", "_confirmed", "_time", "_spread", "_verdict"):
+        arrays = ("_status", "_attempts", "_confirmed", "_time", "_spread", "_verdict", "_settled")
+        for name in arrays:
             setattr(self, name, getattr(self, name)[by_key])
 
     def _remember(self, table: Any, settings: Sequence[Setting]) -> None:
@@ -128,6 +135,7 @@ class Known:
             float(self._spread[at]),
             bool(self._confirmed[at]),
             bool(self._verdict[at]),
+            bool(self._settled[at]),
         )
 
     def learn(self, row: Measurement, *, keep: bool) -> None:
@@ -149,7 +157,7 @@ class Known:
             self._failures[row.kernel_key] += 1
         if not keep:
             return
-        record = old or Record(row.status, 0, float("nan"), float("nan"), False, False)
+        record = old or Record(row.status, 0, float("nan"), float("nan"), False, False, False)
         if is_timed:
             record = _timed(record, row)
         holds = row.is_verdict or not record.is_verdict
@@ -159,6 +167,7 @@ class Known:
             attempts=max(record.attempts, row.attempt + 1),
             is_confirmed=record.is_confirmed or is_leader,
             is_verdict=record.is_verdict or row.is_verdict,
+            is_settled=record.is_settled or not row.is_fault,
         )
 
     def has_failed(self, problem_key: str, kernel_key: str) -> bool:

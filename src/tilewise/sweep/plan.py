@@ -55,6 +55,8 @@ class Assignment:
     """How often each kernel was measured before."""
     skipped: int
     """Pairs left out because they are known to be bad."""
+    forgotten: int = 0
+    """Pairs of which the store has nothing but faults of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class SweepPlan:
             ),
             {at: r.attempts for at, r in records.items() if r is not None},
             len(wanted) - len(todo),
+            sum(r is not None and not r.is_settled for r in records.values()),
         )
 
     @property
@@ -145,7 +148,9 @@ class SweepPlan:
         return tuple(at for at in legal if self.kernels[at] in named) if named else ()
 
     def _is_wanted(self, record: Record | None) -> bool:
-        return record is None or (self.retry_failed and not record.is_good)
+        if record is None or not record.is_settled:
+            return True
+        return self.retry_failed and not record.is_good
 
     def _is_bad(self, problem_key: str, kernel: int, known: Known) -> bool:
         key = self.kernel_keys[kernel]

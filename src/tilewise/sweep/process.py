@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,12 +13,17 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from tilewise.errors import ExecutionError, InputError
+from tilewise.errors import ExecutionError, InputError, MachineError
 
 START_S = 300.0
 """Importing PyTorch and starting a GPU on a busy machine takes its time."""
+KILLED = "killed"
+"""How a worker ended that somebody outside ended: no status of a kernel."""
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that no kernel's mistake brings about."""
 
 
 class WorkerGoneError(Exception):
@@ -31,16 +37,20 @@ class WorkerProcess:
         self, config: Mapping[str, Any], environment: Mapping[str, str], package: str
     ) -> None:
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # Deleted at once: it is ours through the open file alone.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed in kill
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tilewise.sweep.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            start_new_session=True,
-        )
+        try:
+            # Deleted at once: it is ours through the open file alone.
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed in kill
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tilewise.sweep.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(f"a worker cannot be started: {error}") from None
+        self._oom_kills = _oom_kills()
         self._pending = b""
         self.items_run = 0
         """Kernels that this process has touched; a fresh one can blame no other."""
@@ -116,15 +126,18 @@ class WorkerProcess:
         self.kill()
 
     def ending(self) -> tuple[str, str]:
-        """The status and the words for a worker that ended on its own."""
+        """The status and the words for a worker that ended on its own; KILLED where it did not."""
         try:
             code = self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
+            self.kill()
+            return "crash", "the worker fell silent and did not end"
         said = self.said()
         self.kill()
-        if code == -signal.SIGKILL:
-            return "out_of_memory", "the system killed the worker, as it does when memory runs out"
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return "out_of_memory", "memory ran out, and the system ended the worker"
+        if -code in _FROM_OUTSIDE:
+            return KILLED, f"the worker was killed by {_signal_name(-code)}, from outside"
         out_of_memory = any(
             word in said for word in ("bad_alloc", "Cannot allocate memory", "out of memory")
         )
@@ -137,6 +150,16 @@ class WorkerProcess:
         size = os.fstat(self._errors.fileno()).st_size
         text = os.pread(self._errors.fileno(), 1000, max(0, size - 1000))
         return text.decode(errors="replace").strip()
+
+
+def _oom_kills() -> int:
+    """How many processes this system has ended for want of memory since it was started."""
+    try:
+        counters = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _signal_name(number: int) -> str:

@@ -17,7 +17,7 @@ from tilewise.core.problem import Problem
 from tilewise.data.journal import LockedFile, read_journal
 from tilewise.data.schema import from_table
 from tilewise.data.store import Store, Writer, new_run_id, read_shard
-from tilewise.errors import InputError
+from tilewise.errors import InputError, MachineError
 from tilewise.ops.contract import WhyUnusable
 from tilewise.sweep.known import Known
 from tilewise.sweep.local import Executor
@@ -48,6 +48,8 @@ class Summary:
     rows: int = 0
     known: int = 0
     """Pairs that were in the store before."""
+    forgotten: int = 0
+    """Pairs measured again, for what was kept of them tells of the machine."""
     skipped: int = 0
     """Pairs left out because the kernel is known to be bad."""
     remaining: int = 0
@@ -154,6 +156,7 @@ class _Run:
                 "total": total,
                 "known": self.summary.known,
                 "skipped": self.summary.skipped,
+                "forgotten": self.summary.forgotten,
                 "startup_s": time.monotonic() - self.began,
             }
         )
@@ -173,6 +176,11 @@ class _Run:
                     break
         except KeyboardInterrupt:
             self.summary.stopped = "interrupted"
+        except MachineError as error:
+            raise MachineError(
+                f"the sweep stopped at a fault of the machine, which is no kernel's: {error}; "
+                "what was measured is kept: mend it, then run the same command"
+            ) from None
         finally:
             for claim in self._claims.values():
                 claim.remove()
@@ -192,6 +200,7 @@ class _Run:
             self.summary.known += len(work.attempts) - sum(
                 at in work.attempts for at in work.task.todo
             )
+            self.summary.forgotten += work.forgotten
             if self._is_needed(work):
                 self._queue.append(index)
                 self._todo[index] = len(work.task.todo)

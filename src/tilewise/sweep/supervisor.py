@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.errors import ExecutionError
-from tilewise.sweep.process import WorkerGoneError, WorkerProcess
+from tilewise.core.faults import ATTEMPTS
+from tilewise.errors import ExecutionError, MachineError
+from tilewise.sweep.process import KILLED, WorkerGoneError, WorkerProcess
 
 Item = Mapping[str, Any]
 """One kernel of a batch: `id` and `kernel`."""
 Result = dict[str, Any]
 """What became of an item: `id`, `status`, `message` and the numbers."""
 
-MOST_STARTS = 3
-"""Workers that die one after another before touching a kernel mean that none will live."""
 WAIT_S = 86_400.0
 """Another sweep may hold the device for long."""
 
@@ -49,12 +48,14 @@ class Supervisor:
         self._is_replay = is_replay
         self._worker: WorkerProcess | None = None
         self._is_closed = False
+        self._faults = 0
+        """Faults of the machine since the last result."""
 
     def start(self) -> dict[str, Any]:
         """Starts the worker; returns what it says about its device."""
         if self._is_closed:
             raise ExecutionError("the sweep was stopped")
-        for attempt in range(MOST_STARTS):
+        for attempt in range(ATTEMPTS):
             self._worker = self._spawn()
             if self._is_closed:  # by another thread, too late for it to see this worker
                 self._worker.signal_kill()
@@ -62,7 +63,7 @@ class Supervisor:
                 return self._worker.wait_ready()
             except ExecutionError:
                 self._discard()
-                if attempt == MOST_STARTS - 1 or self._is_closed:
+                if attempt == ATTEMPTS - 1 or self._is_closed:
                     raise
         raise AssertionError("unreachable")
 
@@ -101,9 +102,12 @@ class Supervisor:
         self, problem: Mapping[str, Any], items: Sequence[Item]
     ) -> tuple[list[Result], Item | None]:
         """The results of items measured in turn, or none and the one that seems to have failed."""
-        worker = self._ready()
-        worker.send({"do": "leaders", "problem": problem, "items": items})
-        found = list(self._answers(worker, items, in_turn=True))
+        found: list[Result] = []
+        faults = -1
+        while faults != self._faults:  # again where it was the machine's fault
+            worker, faults = self._ready(), self._faults
+            worker.send({"do": "leaders", "problem": problem, "items": items})
+            found = list(self._answers(worker, items, in_turn=True))
         if len(found) == len(items) and all(r["status"] == "ok" for r in found):
             return found, None
         bad = next((r["id"] for r in found if r["status"] != "ok"), items[0]["id"])
@@ -128,7 +132,7 @@ class Supervisor:
 
         A worker that was not fresh for the kernel it dies, hangs or fails under may have been
         spoilt by an earlier one. Then nobody is blamed: the kernel comes first in the next batch,
-        on a fresh worker.
+        on a fresh worker. Nor is anybody for a fault of the machine, which may pass.
         """
         current, phase = None, "start"
         deadline = time.monotonic() + self._limits.prepare_s
@@ -138,14 +142,20 @@ class Supervisor:
             except (TimeoutError, WorkerGoneError) as loss:
                 can_tell = in_turn or worker.items_run <= 1
                 status, message = self._lost(worker, phase, isinstance(loss, TimeoutError))
+                if status == KILLED:
+                    return self._fault(message)
                 if current is None and worker.items_run == 0:
                     current = batch[0]["id"]  # it cannot even be taken: do not try for ever
                 if current is not None and can_tell:
+                    self._faults = 0
                     yield {"id": current, "status": status, "message": message}
-                return
+                return None
             event = phase = answer.pop("event")
             if event == "end":
-                return
+                return None
+            if event == "fault":
+                self._discard()
+                return self._fault(answer["message"])
             deadline = time.monotonic() + self._allowed(event)
             current = answer["id"] if event != "result" else None
             worker.items_run += event == "prepare"
@@ -159,9 +169,16 @@ class Supervisor:
                 self._on_event({"event": "worker_lost", **words})
                 self._discard()
             if not is_doubtful:
+                self._faults = 0
                 yield answer
             if is_poisoned or is_doubtful:
-                return
+                return None
+
+    def _fault(self, words: str) -> None:
+        """Counts a fault of the machine; raises where one follows another."""
+        self._faults += 1
+        if self._faults >= ATTEMPTS:
+            raise MachineError(words)
 
     def _is_doubtful(self, worker: WorkerProcess, status: str, is_poisoned: bool) -> bool:
         """Whether an earlier kernel may be to blame for a failure; a recorded one is settled.

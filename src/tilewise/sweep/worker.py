@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilewise.core.arch import Arch
+from tilewise.core.faults import fault_of
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.engines import get_engine
 from tilewise.engines.contract import Build, Engine
 from tilewise.engines.replay import ReplayEngine
-from tilewise.errors import InputError, TilewiseError
+from tilewise.errors import InputError, MachineError, TilewiseError
 from tilewise.ops.contract import get_op
 from tilewise.sweep.bench import Bench
 from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, as_arch, open_lock, toolchain
@@ -211,8 +212,13 @@ class Worker:
 
     def _build(self, engine: Engine, items: Sequence[Item], arch: Arch, jobs: int | None) -> None:
         ids = {self.kernel(item["kernel"]): item["id"] for item in items}
+        faults: list[str] = []
 
         def done(build: Build) -> None:
+            fault = fault_of(build.status, build.message)
+            if fault is not None:
+                faults.append(fault)
+                return
             self.say(
                 "built",
                 id=ids[build.kernel],
@@ -227,6 +233,8 @@ class Worker:
             )
 
         engine.build(list(ids), arch, max_workers=jobs, on_done=done)
+        if faults:
+            raise MachineError(faults[0])
 
     def _problem(self, order: Mapping[str, Any]) -> Any:
         return get_op(order["problem"]["op"]).problem.from_dict(order["problem"])
@@ -302,7 +310,10 @@ def main() -> None:
     }
     for line in sys.stdin:
         order = json.loads(line)
-        orders[order["do"]](order)
+        try:
+            orders[order["do"]](order)
+        except MachineError as error:  # no kernel's: the supervisor tries again, then gives up
+            worker.say("fault", message=str(error))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.engines.contract import Build, Engine, Plan, Resources
 from tilewise.engines.device import detect
-from tilewise.engines.toolchain import Compiled, Unit, compile_units, why_no_compiler
-from tilewise.errors import BuildError, ExecutionError
+from tilewise.engines.toolchain import Compiled, Unit, compile_units, load, why_no_compiler
+from tilewise.errors import BuildError, ExecutionError, MachineError
 from tilewise.ops.contract import get_op
 from tilewise.settings import settings
 
@@ -98,9 +98,10 @@ class CpuEngine(Engine):
             if one.library is not None:
                 try:
                     self._load(kernels[index], one.library)
-                except OSError as error:  # a cache folder mounted noexec, for example
-                    message = f"the library cannot be loaded: {error}"
-                    build = replace(build, status="compile_error", message=message)
+                except MachineError:  # a cache folder mounted noexec, for example
+                    raise
+                except BuildError as error:
+                    build = replace(build, status="compile_error", message=str(error))
             done.append(build)
         return done
 
@@ -126,7 +127,7 @@ class CpuEngine(Engine):
                 (made,) = compile_units([unit])
                 if made.library is None:
                     raise BuildError("the thread pool does not compile", log=made.log)
-                create = ctypes.CDLL(str(made.library)).tw_pool_create
+                create = load(made.library, "tw_pool_create").tw_pool_create
                 create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p
                 self._pool = int(create(self.threads))
             return self._pool
@@ -134,7 +135,7 @@ class CpuEngine(Engine):
     def _load(self, kernel: Kernel, path: Path) -> None:
         with self._lock:
             if kernel not in self._libraries:
-                library = ctypes.CDLL(str(path))
+                library = load(path, "tw_workspace", "tw_run")
                 library.tw_workspace.argtypes = library.tw_run.argtypes = (ctypes.c_void_p,)
                 library.tw_workspace.restype = ctypes.c_int64
                 library.tw_run.restype = ctypes.c_int32
