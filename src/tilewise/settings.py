@@ -20,6 +20,8 @@ class Settings:
     """TILEWISE_MODEL_DIR: where models are looked for before the shipped ones."""
     compiler: str
     """TILEWISE_CXX: the C++ compiler; by default the first of g++, clang++, c++ on the PATH."""
+    ops: tuple[str, ...]
+    """TILEWISE_OPS: packages with ops of their own, by names that Python can import, by commas."""
     threads: int
     """TILEWISE_THREADS: CPU threads a kernel may use; by default the cores this process may use."""
 
@@ -30,6 +32,7 @@ def settings() -> Settings:
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache_dir = os.environ.get("TILEWISE_CACHE_DIR") or f"{home}/tilewise"
     models = os.environ.get("TILEWISE_MODEL_DIR")
+    ops = os.environ.get("TILEWISE_OPS", "")
     threads = os.environ.get("TILEWISE_THREADS", "")
     if threads and not (threads.isascii() and threads.isdecimal() and 0 < int(threads) < 4097):
         raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be an integer from 1 to 4096")
@@ -37,5 +40,6 @@ def settings() -> Settings:
         cache_dir=Path(cache_dir).expanduser(),
         model_dir=Path(models).expanduser() if models else None,
         compiler=os.environ.get("TILEWISE_CXX", ""),
+        ops=tuple(name.strip() for name in ops.split(",") if name.strip()),
         threads=int(threads) if threads else len(os.sched_getaffinity(0)),
     )

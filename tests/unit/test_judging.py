@@ -336,7 +336,7 @@ def test_trained_problems_are_judged_out_of_fold(small_data: Dataset, small_mode
     report = seen.to_dict()
     assert report["efficiency"]["mean"] == pytest.approx(expected)
     assert len(report["worst"]) == 10
-    wanted = {"shape", "layout", "pipeline", "groups", "direction", "network"}
+    wanted = {"shape", "layout", "pipeline", "groups", "network"}
     assert wanted <= set(report["slices"])
     for groups in report["slices"].values():
         assert sum(g["problems"] for g in groups.values()) == len(small_data.problems)

@@ -9,10 +9,11 @@ import pytest
 from tilewise.core.arch import Arch, load_arch
 from tilewise.errors import InputError
 from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.draws import is_prime
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.augment import augment
 from tilewise.problems.coverage import coverage
-from tilewise.problems.draw import Bounds, is_prime
+from tilewise.problems.draw import Bounds
 from tilewise.problems.edges import edge_problems
 from tilewise.problems.sampling import families, sample, wide_coverage
 

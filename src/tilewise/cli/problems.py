@@ -23,7 +23,7 @@ from tilewise.cli.console import (
 )
 from tilewise.core.problem import Problem
 from tilewise.errors import FileError, InputError
-from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.contract import get_op
 from tilewise.problems.augment import as_efficiency
 from tilewise.problems.files import BadLine, ProblemFile, read_problems, write_problems
 from tilewise.problems.problem_set import ProblemSet
@@ -297,7 +297,7 @@ def _give(
 
 def _show(found: ProblemSet, most: int = 40) -> None:
     """A table narrow enough to read: what all problems share stands in its title."""
-    told = [{**_told_short(problem), **labels} for problem, labels in found]
+    told = [{**get_op(problem.op).problems.brief(problem), **labels} for problem, labels in found]
     shared = {k: v for k, v in told[0].items() if k in _SHARED and all(r.get(k) == v for r in told)}
     columns = [key for key in dict.fromkeys(k for row in told for k in row) if key not in shared]
     title = " ".join([str(len(found)), *map(str, shared.values()), "problems"])
@@ -306,26 +306,6 @@ def _show(found: ProblemSet, most: int = 40) -> None:
 
 
 _SHARED = ("network", "op", "dtype", "layout")
-
-
-def _told_short(problem: Problem) -> dict[str, Any]:
-    """The problem in few words: an image of 56 x 56 is one of them."""
-    values = problem.to_dict()
-    head = {"op": values["op"], "dtype": values["dtype"], "layout": values["layout"]}
-    if not isinstance(problem, ConvProblem):
-        return {**head, **{key: values[key] for key in ("batch", "M", "N", "K")}}
-    dims = "dhw"[3 - problem.ndim :]
-    sizes = {"image": [values[f"{dim.upper()}i"] for dim in dims]}
-    sizes["filter"] = [values["zyx"["dhw".index(dim)].upper()] for dim in dims]
-    for what in ("stride", "pad", "dilation"):
-        sizes[what] = [values[f"{what}_{dim}"] for dim in dims]
-    channels = {key: values[key] for key in ("N", "C", "K", "G")}
-    return {**head, **channels, **{key: _by(extents) for key, extents in sizes.items()}}
-
-
-def _by(extents: list[int]) -> str:
-    """`3`, or `1x7` where the sides differ."""
-    return str(extents[0]) if len(set(extents)) == 1 else "x".join(map(str, extents))
 
 
 def _warn(bad: Sequence[BadLine], most: int = 20) -> None:

@@ -13,15 +13,7 @@ from tilewise.errors import FileError, InputError, StoreError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import csv_text, replace_text
 
-_CONV_COLUMNS = (
-    "kernel", "problem_idx", "N", "C", "K", "G", "Di", "Hi", "Wi", "Z", "Y", "X",
-    "stride_d", "stride_h", "stride_w", "pad_d", "pad_h", "pad_w",
-    "dilation_d", "dilation_h", "dilation_w", "latency_ms", "tflops", "non_zero",
-)  # fmt: skip
-_GEMM_COLUMNS = (
-    "kernel", "problem_idx", "M", "N", "K", "batch", "layout", "dtype", "split_k",
-    "latency_ms", "tflops", "bandwidth_gb_s",
-)  # fmt: skip
+_HEAD = ("kernel", "problem_idx")
 
 
 def export_csv(
@@ -56,7 +48,8 @@ def export_csv(
     if target.suffix.lower() in (".json", ".jsonl", ".parquet"):
         raise FileError(f"{target} would hold CSV; name a .csv file")
     table = _table(rows)
-    columns = list(_GEMM_COLUMNS if rows[0].op == "gemm" else _CONV_COLUMNS)
+    problems = get_op(rows[0].op).problems
+    columns = [*_HEAD, *problems.columns, *problems.rates]
     columns += ["status"] if failures else []
     columns += [name for name in ("source", "top") if any(name in row for row in table)]
     replace_text(target, csv_text(table, columns))
@@ -73,7 +66,8 @@ def _check_json(rows: Iterable[Measurement], store: str | Path) -> None:
 
 def _tells_its_status(row: Measurement) -> bool:
     """Whether the reference's columns say what became of a timed row."""
-    return row.is_ok or (row.op != "gemm" and "non_zero" in json.loads(row.labels))
+    tells = "non_zero" in get_op(row.op).problems.rates
+    return row.is_ok or (tells and "non_zero" in json.loads(row.labels))
 
 
 def _table(rows: Sequence[Measurement]) -> list[Mapping[str, Any]]:

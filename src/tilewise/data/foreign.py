@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 from tilewise.core.arch import Arch
@@ -15,7 +15,6 @@ from tilewise.core.measurement import STATUSES, Measurement, Policy, Setting
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, KernelError, ProblemError
 from tilewise.ops.contract import all_ops, get_op
-from tilewise.ops.conv.problem import ConvProblem
 from tilewise.problems.problem_set import Labels
 from tilewise.problems.rows import RowReader
 
@@ -166,20 +165,12 @@ class ForeignReader:
             return "launch_error", "the source gives no positive time"
         if str(labels.get("is_valid", True)).lower() in ("false", "0"):
             return "wrong_result", "the source marks it as invalid"
-        if "non_zero" in labels and isinstance(problem, ConvProblem):
-            count, outputs = _number("non_zero", labels["non_zero"]), output_count(problem)
+        op = get_op(problem.op)
+        if "non_zero" in labels and "non_zero" in op.problems.rates:
+            count, outputs = _number("non_zero", labels["non_zero"]), prod(op.shapes(problem)[-1])
             if count < _COMPLETE * outputs:
                 return "wrong_result", f"only {count:.0f} of {outputs} outputs are not zero"
         return "ok", ""
-
-
-def output_count(problem: ConvProblem) -> int:
-    """Elements of the op's result."""
-    return {
-        "conv_fwd": problem.output_elements,
-        "conv_bwd_data": problem.input_elements,
-        "conv_bwd_weight": problem.filter_elements,
-    }[problem.op]
 
 
 def _kernel(name: str, op: str) -> Kernel:

@@ -25,7 +25,7 @@ from tilewise.ops.launch import Source
 
 def launch_module(op: str) -> Any:
     """The module that says how the op's GPU kernels are compiled and called."""
-    return import_module(f"tilewise.ops.{get_op(op).folder.name}.launch")
+    return get_op(op).module("launch")
 
 
 def compile_source(source: Source, arch: Arch, target: Any = None) -> Any:

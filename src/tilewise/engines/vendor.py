@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,7 +48,7 @@ class VendorPlan(Plan):
         self.kernel = kernel
         self.problem = problem
         self._arch = arch
-        module = import_module(f"tilewise.ops.{get_op(kernel.op).folder.name}.vendor")
+        module = get_op(kernel.op).module("vendor")
         self._bind = getattr(module, f"bind_{kernel.library}")
 
     @property

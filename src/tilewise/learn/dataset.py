@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,7 @@ _NEEDED = (
 
 def features_of(op: str) -> FeatureSet:
     """The feature set of an op."""
-    features: FeatureSet = import_module(f"tilewise.ops.{get_op(op).folder.name}.features").FEATURES
-    return features
+    return get_op(op).features
 
 
 @dataclass(frozen=True)

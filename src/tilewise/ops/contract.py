@@ -6,20 +6,63 @@ A folder under `ops/` that defines `OPS` is picked up by name: adding an op edit
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.core.features import FeatureSet
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage
 from tilewise.errors import InputError, KernelError
+from tilewise.ops.buckets import Axis, Bucket
+from tilewise.ops.draws import Draw, Fields, scaled
+from tilewise.settings import settings
 
 WhyUnusable = Callable[[Kernel, Problem | None, Arch], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problems:
+    """Which problems of an op are worth looking at, and how files and tables say them."""
+
+    families: Mapping[str, Draw]
+    """Named ways to draw problem fields, each stressing something else."""
+    uniform: Callable[[int], Draw]
+    """`uniform(align)`: log-uniform sizes, multiples of `align` where that matters."""
+    largest: int
+    """The largest `align`."""
+    edges: Callable[[], Iterable[tuple[str, Fields]]]
+    """Family and fields of every problem with an edge dimension; some need not exist."""
+    sizes: tuple[str, ...]
+    """Fields that may be scaled to get a problem near another."""
+    scaled: Callable[[Fields, str, float], dict[str, int]] = scaled
+    """`scaled(fields, name, factor)`: the fields that change with the one called `name`."""
+    axes: tuple[Axis, ...]
+    """What coverage sorts problems by."""
+    excluded: frozenset[frozenset[Bucket]] = frozenset()
+    """Pairs of buckets that no problem can be in."""
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other names of file keys, in lower case -> the keys they stand for."""
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """File keys whose values are text (besides dtypes) -> other words for those values."""
+    never_empty: frozenset[str] = frozenset()
+    """File keys with a default that an empty cell does not stand for."""
+    shape: Callable[[Any], str]
+    """The kind of a problem's shape, to judge a model by."""
+    slices: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    """Further ways to sort problems, to judge a model by."""
+    columns: tuple[str, ...]
+    """File keys that an exported table has."""
+    rates: tuple[str, ...] = ("latency_ms", "tflops", "bandwidth_gb_s")
+    """What an exported table says of a measurement."""
+    brief: Callable[[Any], dict[str, Any]]
+    """A problem in few words, for a narrow table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +70,8 @@ class Op:
     """One operation: its problems, its kernels and the rules between them."""
 
     name: str
+    package: str
+    """Where its modules are imported from on first use: `problems`, `features`, `cpu`, ..."""
     folder: Path
     problem: type[Problem]
     operands: tuple[str, ...]
@@ -66,6 +111,22 @@ class Op:
                     f"{self.name} has several types of {engine} kernels; each must have a trait "
                     f"`family` whose choices no other has, not {families}"
                 )
+
+    def module(self, name: str) -> ModuleType:
+        """The op's module called `name`."""
+        return import_module(f"{self.package}.{name}")
+
+    @property
+    def problems(self) -> Problems:
+        """Families, edges, buckets and columns: `PROBLEMS` of its module `problems`."""
+        found: Problems = self.module("problems").PROBLEMS
+        return found
+
+    @property
+    def features(self) -> FeatureSet:
+        """What a problem and a kernel look like together: `FEATURES` of its module `features`."""
+        found: FeatureSet = self.module("features").FEATURES
+        return found
 
     def types_of(self, engine: str) -> tuple[type[Kernel], ...]:
         """The types of kernel that `engine` runs for this op; raises where there is none."""
@@ -116,14 +177,22 @@ class Op:
 
 @cache
 def all_ops() -> dict[str, Op]:
-    """Every op, by name."""
-    package = import_module("tilewise.ops")
+    """Every op, by name: of the folders here, then of the packages that TILEWISE_OPS names."""
+    here = import_module("tilewise.ops").__path__
+    own = [f"tilewise.ops.{module.name}" for module in pkgutil.iter_modules(here) if module.ispkg]
     found: dict[str, Op] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.ispkg:
-            for op in import_module(f"tilewise.ops.{module.name}").OPS:
-                found[op.name] = op
+    for package in (*own, *settings().ops):
+        for op in _ops_of(package):
+            if found.setdefault(op.name, op) is not op:
+                raise InputError(f"{package} has an op {op.name!r}; {op.name} exists already")
     return found
+
+
+def _ops_of(package: str) -> tuple[Op, ...]:
+    try:
+        return tuple(getattr(import_module(package), "OPS", ()))
+    except ImportError as error:
+        raise InputError(f"TILEWISE_OPS names {package!r}, which is no package: {error}") from None
 
 
 def get_op(name: str) -> Op:

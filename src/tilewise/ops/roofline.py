@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
 
 import numpy as np
 
@@ -59,6 +58,4 @@ class Estimates:
 @lru_cache
 def _analytic(op: str) -> FeatureSet:
     """What the estimate needs of an op's features."""
-    folder = get_op(op).folder.name
-    features: FeatureSet = import_module(f"tilewise.ops.{folder}.features").FEATURES
-    return features.restricted([], ["analytic_us"])
+    return get_op(op).features.restricted([], ["analytic_us"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from random import Random
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ProblemError
-from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.contract import get_op
 from tilewise.problems.draw import Bounds
 from tilewise.problems.problem_set import ProblemSet
 
 _FACTORS = (1 / 2, 2 / 3, 3 / 4, 7 / 8, 9 / 8, 5 / 4, 4 / 3, 3 / 2, 2)
-_GEMM_SIZES = ("m", "n", "k", "batch")
-_CONV_SIZES = ("n", "c", "k", "d", "h", "w")
 
 
 def augment(
@@ -74,34 +72,12 @@ def _weight(problem: Problem, efficiency: float) -> float:
 def _neighbour(problem: Problem, rng: Random) -> Problem | None:
     """The problem with one or two sizes changed; None where no such problem exists."""
     values = {f.name: getattr(problem, f.name) for f in fields(problem)}  # type: ignore[arg-type]
-    names = _GEMM_SIZES if isinstance(problem, GemmProblem) else _CONV_SIZES
+    given = get_op(problem.op).problems
     # A size of one is a kind of its own (a vector, a 2-D image), not a small number.
-    growable = [name for name in names if values[name] > 1]
+    growable = [name for name in given.sizes if values[name] > 1]
     for name in rng.sample(growable, k=min(len(growable), rng.choice((1, 1, 2)))):
-        values |= _scaled(values, name, rng.choice(_FACTORS))
+        values |= given.scaled(values, name, rng.choice(_FACTORS))
     try:
         return type(problem)(**values)
     except ProblemError:
         return None
-
-
-def _scaled(values: Mapping[str, Any], name: str, factor: float) -> dict[str, int]:
-    """`name` scaled, keeping its divisibility by 8 and by the number of groups."""
-    old = values[name]
-    groups = values.get("g", 1)
-    if name in ("c", "k") and groups > 1:
-        return _scaled_groups(values, name, factor)
-    step = 8 if old % 8 == 0 else 1
-    return {name: max(step, step * round(old * factor / step))}
-
-
-def _scaled_groups(values: Mapping[str, Any], name: str, factor: float) -> dict[str, int]:
-    """Channels of a grouped layer: of a depthwise one the groups grow, else the groups' width."""
-    c, k, g = values["c"], values["k"], values["g"]
-    if c == g:
-        groups = max(2, round(g * factor))
-        groups = max(8, groups - groups % 8) if g % 8 == 0 else groups
-        return {"c": groups, "g": groups, "k": k // g * groups}
-    width = values[name] // g
-    step = 8 if width % 8 == 0 else 1
-    return {name: g * max(step, step * round(width * factor / step))}

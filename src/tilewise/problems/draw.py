@@ -1,19 +1,15 @@
-"""Random draws that samplers share, and the limits that every drawn problem keeps."""
+"""Drawing problems that are new and within limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import exp, log
 from random import Random
-from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ProblemError
-
-Draw = Callable[[Random], Mapping[str, Any]]
-"""One random choice of problem fields; choices that cannot exist are drawn again."""
+from tilewise.ops.draws import Draw
 
 _PATIENCE = 2000
 
@@ -41,13 +37,6 @@ class Bounds:
         return 0 < problem.flops <= self.max_flops and problem.bytes <= self.max_bytes
 
 
-def log_uniform(rng: Random, low: int, high: int, align: int = 1) -> int:
-    """A multiple of `align` between `low` and `high`, every octave equally likely."""
-    value = exp(rng.uniform(log(low), log(high + 1)))
-    least, most = -(-low // align), high // align
-    return align * min(most, max(least, round(value / align)))
-
-
 def distinct(
     draw: Draw,
     make: Callable[..., Problem],
@@ -69,14 +58,3 @@ def distinct(
         failures = 0
         seen.add(problem)
         yield problem
-
-
-def is_prime(n: int) -> bool:
-    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
-
-
-def prime_near(n: int) -> int:
-    """The largest prime up to `n`, or 2."""
-    while n > 2 and not is_prime(n):
-        n -= 1
-    return max(2, n)

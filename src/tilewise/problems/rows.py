@@ -8,33 +8,9 @@ from typing import Any
 
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, ProblemError
-from tilewise.ops.contract import get_op
+from tilewise.ops.contract import all_ops, get_op
 from tilewise.problems.problem_set import Labels
 
-_CONV_ALIASES: dict[str, tuple[str, ...]] = {
-    "batch": ("N",),
-    "batchsize": ("N",),
-    "batch_size": ("N",),
-    "in_channels": ("C",),
-    "out_channels": ("K",),
-    "groups": ("G",),
-    "group_count": ("G",),
-    "in_d": ("Di",),
-    "in_h": ("Hi",),
-    "in_w": ("Wi",),
-    "fil_d": ("Z",),
-    "fil_h": ("Y",),
-    "fil_w": ("X",),
-    "kernel_d": ("Z",),
-    "kernel_h": ("Y",),
-    "kernel_w": ("X",),
-    **{f"conv_stride_{dim}": (f"stride_{dim}",) for dim in "dhw"},
-    **{f"padding_{dim}": (f"pad_{dim}",) for dim in "dhw"},
-    "stride": ("stride_h", "stride_w"),
-    "pad": ("pad_h", "pad_w"),
-    "padding": ("pad_h", "pad_w"),
-    "dilation": ("dilation_h", "dilation_w"),
-}
 _COMMON_ALIASES: dict[str, tuple[str, ...]] = {
     "data_type": ("dtype",),
     "datatype": ("dtype",),
@@ -55,26 +31,11 @@ _DTYPE_ALIASES = {
     "bfp8": "bf8",
     "i8": "int8",
 }
-_LAYOUT_ALIASES = {
-    **dict.fromkeys(("nwc", "ndhwc", "nhwgc", "ndhwgc", "nwgc"), "nhwc"),
-    **dict.fromkeys(("ncw", "ncdhw", "ngchw", "ngcdhw", "ngcw"), "nchw"),
-}
-_DIRECTION_ALIASES = {
-    "forward": "fwd",
-    "backward_data": "bwd_data",
-    "bwd": "bwd_data",
-    "backward_weight": "bwd_weight",
-    "wrw": "bwd_weight",
-}
-_TEXT_KEYS: dict[str, dict[str, str]] = {
+_COMMON_WORDS: dict[str, Mapping[str, str]] = {
     "dtype": _DTYPE_ALIASES,
     "out_dtype": _DTYPE_ALIASES,
-    "layout": _LAYOUT_ALIASES,
-    "direction": _DIRECTION_ALIASES,
     "op": {},
 }
-# An empty cell means the default, except where the default would make another problem of it.
-_NEVER_EMPTY = frozenset({"Hi", "Y"})
 
 
 class RowReader:
@@ -85,7 +46,7 @@ class RowReader:
             get_op(op)
         self.op = op
         self.defaults = {k: v for k, v in defaults.items() if v not in (None, "")}
-        self._texts: dict[tuple[str, str], Any] = {}
+        self._texts: dict[tuple[str, str, str], Any] = {}
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._required: dict[str, tuple[str, ...]] = {}
         if op:
@@ -121,33 +82,31 @@ class RowReader:
             if not names and value not in (None, ""):
                 labels[key] = value
             for name in names:
-                parsed = value if type(value) is int else self._parsed(name, value)
+                parsed = value if type(value) is int else self._parsed(op, name, value)
                 if parsed is None:
                     continue
                 if values.setdefault(name, parsed) != parsed:
                     raise ProblemError(f"{name} is {values[name]} and again, by {key}, {parsed}")
         for key, value in self.defaults.items():
             for name in self.names(op, key):
-                values.setdefault(name, _value(name, value))
+                values.setdefault(name, _value(op, name, value))
         return self._make(op, values), labels
 
-    def _parsed(self, name: str, value: Any) -> Any:
+    def _parsed(self, op: str, name: str, value: Any) -> Any:
         """A cell's value, None where it is empty. Cells repeat, so that text is parsed once."""
         if type(value) is not str:
-            return _value(name, value)
+            return _value(op, name, value)
         try:
-            return self._texts[name, value]
+            return self._texts[op, name, value]
         except KeyError:
             if len(self._texts) > 100_000:
                 self._texts.clear()
-            parsed = self._texts[name, value] = _value(name, value)
+            parsed = self._texts[op, name, value] = _value(op, name, value)
             return parsed
 
     def _op_of(self, row: Mapping[str, Any]) -> str:
         named = row.get("op") or row.get("OP") or row.get("Op")
-        direction = row.get("direction")
-        if not named and direction:
-            named = f"conv_{_value('direction', direction)}"
+        named = named or _implied(row)
         if not named:
             if not self.op:
                 raise ProblemError("no op is given; name it in the row or, for all rows, by --op")
@@ -200,9 +159,7 @@ def _names(op: str, key: str) -> tuple[str, ...]:
     for name, field in problem.KEYS.items():
         if folded in (name.lower(), field):
             return (name,)
-    aliases = _COMMON_ALIASES
-    if op.startswith("conv_"):
-        aliases = {**aliases, **_CONV_ALIASES}
+    aliases = {**_COMMON_ALIASES, **get_op(op).problems.aliases}
     return tuple(name for name in aliases.get(folded, ()) if name in problem.KEYS)
 
 
@@ -212,15 +169,27 @@ def _required(op: str) -> tuple[str, ...]:
     return tuple(key for key, field in problem.KEYS.items() if field in without_default)
 
 
-def _value(name: str, value: Any) -> Any:
+def _implied(row: Mapping[str, Any]) -> str:
+    """The op whose own keys a row gives, such as a convolution's direction; else what it gives."""
+    for op in all_ops().values():
+        for key, implied in op.implied.items():
+            if row.get(key) and _value(op.name, key, row[key]) == implied:
+                return op.name
+    keys = {key for op in all_ops().values() for key in op.implied}
+    return next((f"{key} {row[key]}" for key in sorted(keys) if row.get(key)), "")
+
+
+def _value(op: str, name: str, value: Any) -> Any:
     """A cell's value under the file key `name`; None where it is empty and may be."""
+    problems = get_op(op).problems
     if value is None or (isinstance(value, str) and not value.strip()):
-        if name in _NEVER_EMPTY:
+        if name in problems.never_empty:
             raise ProblemError(f"{name} is empty; it must be an integer")
         return None
-    if name in _TEXT_KEYS:
+    words = _COMMON_WORDS.get(name, problems.words.get(name))
+    if words is not None:
         text = str(value).strip().lower().removeprefix("torch.")
-        return _TEXT_KEYS[name].get(text, text)
+        return words.get(text, text)
     if type(value) is int:
         return value
     return _integer(name, value)

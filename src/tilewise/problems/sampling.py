@@ -9,20 +9,18 @@ from random import Random
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.core.problem import Problem
+from tilewise.core.dtypes import OPERAND_DTYPES
+from tilewise.core.problem import Problem, check_dtypes
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
-from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.problems import conv_families, gemm_families
-from tilewise.problems.draw import Bounds, Draw, distinct
+from tilewise.ops.draws import Draw
+from tilewise.problems.draw import Bounds, distinct
 from tilewise.problems.problem_set import ProblemSet
 
 
 def families(op: str) -> dict[str, Draw]:
     """The named families of an op."""
-    get_op(op)
-    return gemm_families.FAMILIES if op == "gemm" else conv_families.FAMILIES
+    return dict(get_op(op).problems.families)
 
 
 def sample(
@@ -43,13 +41,18 @@ def sample(
     A longer sample starts with the shorter one. None takes more than `memory_share` of the
     memory of `arch` or more than `max_ms` at its peak, and none is in `avoid`.
     """
-    most = gemm_families.LARGEST if op == "gemm" else conv_families.LARGEST
+    problems = get_op(op).problems
+    most = problems.largest
     if not 1 <= align <= most:
         raise InputError(f"align is {align}; it must be from 1 to {most}, the largest size drawn")
-    draw = gemm_families.uniform(align) if op == "gemm" else conv_families.uniform(align)
     limits = Bounds.of(arch, dtype or "fp32", memory_share=memory_share, max_ms=max_ms)
     return _round_robin(
-        {"uniform": draw}, maker(op, dtype, **fixed), count, seed, limits, set(avoid)
+        {"uniform": problems.uniform(align)},
+        maker(op, dtype, **fixed),
+        count,
+        seed,
+        limits,
+        set(avoid),
     )
 
 
@@ -78,13 +81,13 @@ def wide_coverage(
 
 def maker(op: str, dtype: str = "", **fixed: Any) -> Callable[..., Problem]:
     """Makes problems of `op` from fields, with `dtype` and `fixed` fields already set."""
-    get_op(op)
+    given = get_op(op)
     if dtype:
         # Raises where there is no such type; draws that fail are only drawn again.
-        fixed["dtype"] = GemmProblem(m=1, n=1, k=1, dtype=dtype).dtype
-    if op == "gemm":
-        return partial(GemmProblem, **fixed)
-    return partial(ConvProblem, direction=op.removeprefix("conv_"), **fixed)
+        check_dtypes(dtype, "", OPERAND_DTYPES)
+        fixed["dtype"] = dtype
+    implied = {given.problem.KEYS[key]: value for key, value in given.implied.items()}
+    return partial(given.problem, **implied, **fixed)
 
 
 def _round_robin(

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,7 +48,7 @@ def unit(kernel: Kernel, extra_flags: tuple[str, ...] = ()) -> Unit:
 
 @cache
 def _module(op: str, name: str) -> ModuleType:
-    return import_module(f"tilewise.ops.{get_op(op).folder.name}.{name}")
+    return get_op(op).module(name)
 
 
 class CpuEngine(Engine):

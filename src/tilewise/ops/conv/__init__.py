@@ -12,6 +12,7 @@ OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weig
 OPS = tuple(
     Op(
         name=name,
+        package=__name__,
         folder=Path(__file__).parent,
         problem=ConvProblem,
         operands=operands,

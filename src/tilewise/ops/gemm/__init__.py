@@ -10,6 +10,7 @@ from tilewise.ops.gemm.reference import reference
 OPS = (
     Op(
         name="gemm",
+        package=__name__,
         folder=Path(__file__).parent,
         problem=GemmProblem,
         operands=("a", "b"),

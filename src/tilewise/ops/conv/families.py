@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tilewise.problems.draw import Draw, log_uniform
+from tilewise.ops.draws import Draw, log_uniform
 
 _IMAGES = (7, 8, 10, 13, 14, 16, 19, 20, 25, 28, 32, 38, 40, 50, 56, 64, 75, 80, 100, 112, 128)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tilewise.problems.draw import Draw, log_uniform, prime_near
+from tilewise.ops.draws import Draw, log_uniform, prime_near
 
 _HIDDEN = (768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 14336, 16384)
 _WIDTHS = (1, 1.5, 2, 2.6875, 3, 3.5, 4)
