@@ -89,6 +89,23 @@ def test_rank_says_who_chose() -> None:
     assert len(ranked["ranking"]) == 10
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32", "M=128", "N=512", "K=256"),
+        ("--op", "gemm", "--arch", "sm_90", "--dtype", "bf16", "M=128", "N=512", "K=257"),
+        ("--op", "conv_fwd", "--arch", "x86_avx512", "N=2", "C=64", "K=64", "Hi=7", "Wi=7"),
+    ],
+)
+def test_rank_and_explain_count_the_same_candidates(words: tuple[str, ...]) -> None:
+    more = ("Y=3", "X=3") if "conv_fwd" in words else ()
+    ranked = shown("rank", *words, *more, "--top", "1000")
+    explained = shown("explain", *words, *more)
+    assert explained["candidates"] == ranked["candidates"] == len(ranked["ranking"]) > 1
+    level = explained.get("level_vendor", explained["kernel"])
+    assert ranked["kernel"] in (explained["kernel"], level)
+
+
 def test_rank_and_explain_predict_the_same_for_a_named_architecture() -> None:
     words = ("--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32", "M=512", "N=300", "K=700")
     explained = shown("explain", *words)

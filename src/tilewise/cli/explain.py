@@ -23,6 +23,7 @@ from tilewise.cli.models import ModelOption, measured_kernels, pick_model
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
+from tilewise.core.problem import Problem
 from tilewise.ops.contract import get_op
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
@@ -43,14 +44,26 @@ def explain(
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = pick_model(model, op, chosen, dtype)
-    report = ask(Selector(found, candidates(found, chosen, problem.dtype), chosen), problem)
+    selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
+    report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
     if as_json:
         return emit(report)
     return tell(report, found.name)
 
 
+def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:
+    """What `select` charges a kernel besides its own time, for padding; None where it cannot."""
+    from tilewise.dispatch.padding import aligned, copy_us
+
+    op = get_op(kernel.op)
+    larger = aligned(op, kernel, problem)
+    if op.why_unusable(kernel, larger, arch) is not None:
+        return None
+    return copy_us(problem, larger, arch)
+
+
 def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
-    """What `select` would choose from for the dtype, of engines that the model knows."""
+    """What `select` would choose from for the dtype."""
     from tilewise.dispatch import default_registry
     from tilewise.dispatch.chooser import served_by
 
@@ -58,7 +71,6 @@ def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
         kernel
         for kernel in default_registry(model.op, arch)
         if getattr(kernel, "dtype", dtype) in served_by(dtype)
-        and kernel.engine in model.calibration.engines
     ]
     return pool or measured_kernels(model)
 
@@ -68,7 +80,7 @@ def tell(report: dict[str, Any], model: str) -> None:
     out.print(report["kernel"], soft_wrap=True)
     out.print(
         f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS: the "
-        f"fastest of {report['candidates']} that can serve ({report['rejected']} cannot), "
+        f"fastest of {report['candidates']} that can serve, "
         f"by {model}",
         soft_wrap=True,
     )
@@ -148,7 +160,7 @@ def predict(
     kernels = kernels or [
         k
         for k in candidates(found, chosen, problem.dtype)
-        if why_unusable(k, problem, chosen) is None
+        if k.engine in found.calibration.engines and why_unusable(k, problem, chosen) is None
     ]
     predictor = Predictor(found, chosen)
     order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}

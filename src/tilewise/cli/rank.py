@@ -52,7 +52,9 @@ def rank(
     title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
     if not rows:
         return out.print(title, soft_wrap=True)
-    return listing(f"{title}; predicted:", ["", "us", "TFLOPS", "kernel"], rows)
+    return listing(
+        f"{title}; {choice.candidates} can serve, predicted:", ["", "us", "TFLOPS", "kernel"], rows
+    )
 
 
 def as_dict(choice: Choice, top: int) -> dict[str, object]:
@@ -72,6 +74,7 @@ def as_dict(choice: Choice, top: int) -> dict[str, object]:
         "predicted_tflops": choice.predicted_tflops,
         "path": choice.path,
         "reason": choice.reason,
+        "candidates": choice.candidates,
         "ranking": ranking,
         "rejected": dict(choice.rejected),
     }

@@ -117,6 +117,11 @@ class Choice:
     """Kernel name -> why it cannot serve."""
 
     @property
+    def candidates(self) -> int:
+        """How many kernels can serve; none where nothing was ranked."""
+        return len(self.ranking)
+
+    @property
     def predicted_tflops(self) -> float:
         """What the chosen kernel is expected to reach; 0 where nothing was predicted."""
         return next((r.predicted_tflops for r in self.ranking if r.kernel == self.kernel), 0.0)

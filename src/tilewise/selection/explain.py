@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,27 @@ from tilewise.errors import NoKernelError
 from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.asking import asker
-from tilewise.selection.choice import LEVEL
+from tilewise.selection.choice import LEVEL, Ranked
 from tilewise.selection.selector import Selector
 
 OTHERS = 48
 """Kernels that the chosen one is held against, spread over the ranking."""
 
 
-def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, Any]:
-    """The choice for a problem and the grounds for it, JSON-ready."""
-    why_unusable = get_op(selector.model.op).why_unusable
+def explain(
+    selector: Selector,
+    problem: Problem,
+    *,
+    top: int = 8,
+    cost_us: Callable[[Kernel], float | None] | None = None,
+) -> dict[str, Any]:
+    """The choice for a problem and the grounds for it, JSON-ready.
+
+    `cost_us` says what it costs to have a kernel serve beside its own time, None where it cannot;
+    without it the op's own word on legality counts, and nothing is charged.
+    """
     ranking = selector.rank(problem)
-    legal = [r for r in ranking if why_unusable(r.kernel, problem, selector.arch) is None]
+    legal = _able(ranking, cost_us or _as_it_is(selector, problem))
     if not legal:
         raise NoKernelError(
             f"none of {len(ranking)} kernels can serve {problem.to_dict()} on "
@@ -56,7 +65,8 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
     if vendors:
         report["level_vendor"] = vendors[0]
     if others:
-        rivals = [r.kernel for r in others[:: -(-len(others) // OTHERS)]]
+        known = [r.kernel for r in others if not selector.model.handicap(r.kernel.engine)]
+        rivals = known[:: -(-len(known) // OTHERS)] or [others[0].kernel]
         second = others[0]
         gap = second.predicted_us / first.predicted_us - 1
         report |= {
@@ -67,6 +77,23 @@ def explain(selector: Selector, problem: Problem, *, top: int = 8) -> dict[str, 
             "reasons": parts(selector, problem, first.kernel, [second.kernel])[:top],
         }
     return report
+
+
+def _as_it_is(selector: Selector, problem: Problem) -> Callable[[Kernel], float | None]:
+    why_unusable = get_op(selector.model.op).why_unusable
+    return lambda k: 0.0 if why_unusable(k, problem, selector.arch) is None else None
+
+
+def _able(ranking: Sequence[Ranked], cost_us: Callable[[Kernel], float | None]) -> list[Ranked]:
+    """The kernels that can serve, fastest first when what they cost besides is counted."""
+    found = []
+    for ranked in ranking:
+        extra = cost_us(ranked.kernel)
+        if extra is not None:
+            us = ranked.predicted_us + extra
+            rate = ranked.predicted_tflops * ranked.predicted_us / us
+            found.append(Ranked(ranked.kernel, us, rate))
+    return sorted(found, key=lambda ranked: ranked.predicted_us)
 
 
 def parts(
