@@ -31,10 +31,11 @@ from tilewise.core.kernel import Kernel
 from tilewise.dispatch import default_dispatcher
 from tilewise.engines.contract import Plan
 from tilewise.engines.device import detect
-from tilewise.engines.triton_build import launch_module
+from tilewise.engines.gpu.build import launch_module
+from tilewise.engines.gpu.triton_build import said
 from tilewise.errors import TilewiseError
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import Descriptor, Launch, Pointer, Scratch
+from tilewise.ops.launch import Launch, Pointer, Scratch, Source, Step, TensorMap
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SIZE = (16, 512, 2048)
@@ -130,26 +131,30 @@ def _as_its_author(
     if kernel.engine != "triton":
         return {}
     launch: Launch = launch_module("gemm").launch(kernel, problem, arch)
-    source = launch.source
+    (step,) = launch.steps
+    assert isinstance(step, Step) and isinstance(step.source, Source)
+    source = step.source
     if source.is_gluon:
         return {}
     workspace = torch.zeros(launch.workspace_bytes, dtype=torch.uint8, device="cuda")
     given: dict[str, Any] = {}
-    for (name, kind), value in zip(source.signature.items(), launch.arguments, strict=True):
+    for (name, kind), value in zip(source.signature.items(), step.arguments, strict=True):
         if isinstance(value, Pointer):
             given[name] = tensors[value.tensor]
         elif isinstance(value, Scratch):
             given[name] = workspace[value.offset :].view(getattr(torch, SCRATCH_TYPES[kind]))
-        elif isinstance(value, Descriptor):
+        elif isinstance(value, TensorMap):
             box = json.loads(kind[kind.index("[") : kind.index("]") + 1])
-            shape, strides = list(value.shape), list(value.strides)
-            given[name] = TensorDescriptor(tensors[value.tensor], shape, strides, box)
+            tensor = tensors[value.tensor]
+            strides = [*(s // tensor.element_size() for s in value.strides[::-1]), 1]
+            given[name] = TensorDescriptor(tensor, list(value.sizes[::-1]), strides, box)
         else:
             given[name] = value
     function = getattr(import_module(source.module), source.function)
-    values = [given.get(name, source.constants.get(name)) for name in function.arg_names]
+    constants = {name: said(value, source) for name, value in source.constants.items()}
+    values = [given.get(name, constants.get(name)) for name in function.arg_names]
     options = {name: value for name, value in source.options.items() if value is not None}
-    return {"triton": partial(function[(*launch.grid, 1)], *values, **options)}
+    return {"triton": partial(function[step.grid], *values, **options)}
 
 
 def _row(took: dict[str, list[float]]) -> dict[str, float]:

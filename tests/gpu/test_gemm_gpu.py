@@ -12,7 +12,7 @@ import pytest
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.engines.device import detect
-from tilewise.engines.triton import TritonEngine
+from tilewise.engines.gpu.engine import TritonEngine
 from tilewise.errors import TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op

@@ -1,15 +1,8 @@
-"""What holds on AMD GPUs as far as a machine without one can tell: names, encodings, launches."""
+"""What holds on AMD GPUs as far as a machine without one can tell: names and encodings."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +16,6 @@ from tilewise.errors import TensorError
 torch = pytest.importorskip("torch")
 
 from tilewise.torch_ops.theirs import why_theirs  # noqa: E402
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -84,7 +75,8 @@ def on_gpu(dtype: Any) -> SimpleNamespace:
         device=torch.device("cuda:0"),
         shape=(4, 8),
         stride=lambda: (8, 1),
-        data_ptr=lambda: 4096,
+        numel=lambda: 32,
+        data_ptr=lambda: 1 << 40,
         is_nested=False,
     )
 
@@ -111,30 +103,3 @@ def test_fp8_is_the_common_one_elsewhere(device: SimpleNamespace, name: str) -> 
     assert tensors.view(on_gpu(torch.float8_e4m3fn)).dtype == "fp8"
     with pytest.raises(TensorError, match=r"e4m3fnuz; fp8 is torch\.float8_e4m3fn there"):
         tensors.view(on_gpu(torch.float8_e4m3fnuz))
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-@pytest.mark.skipif(
-    not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="there is no Python.h"
-)
-def test_a_launch_reaches_hip_with_its_arguments(tmp_path: Path) -> None:
-    triton = pytest.importorskip("triton")
-    headers = Path(triton.__file__).parent / "backends/amd/include"
-    runtime = tmp_path / "libamdhip64.so"
-    build = ["cc", "-shared", "-fPIC", f"-I{headers}", str(HERE / "hip_stub.c"), "-o", str(runtime)]
-    subprocess.run(build, check=True)
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "hip_launch.py"), str(runtime)],
-        env={**os.environ, "TRITON_LIBHIP_PATH": str(runtime)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    seen = json.loads(ran.stdout)
-    assert (seen["grid"], seen["block"]) == ([3 * 2, 1, 1], [4 * 64, 1, 1])
-    assert (seen["stream"], seen["function"], seen["target"]) == (0x5EA, 0xF00D, "gfx942")
-    assert 0 < seen["shared"] <= 65536
-    addresses = {"a_ptr": 0xA00, "b_ptr": 0xB00, "c_ptr": 0xC00}
-    sizes = {"tiles_m": 3, "tiles_n": 2, "M": 130, "N": 70, "K": 200}
-    assert seen["arguments"] == addresses | sizes | {"a_row": 200, "b_col": 200, "c_row": 70}

@@ -22,14 +22,16 @@ from tilewise.ops.gemm import launch as launch_module
 from tilewise.ops.gemm.kernels.gpu import FAMILIES, HOPPER_FAMILIES, TritonGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue, launch, representative, strides_of
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import Descriptor, Launch
+from tilewise.ops.launch import Launch, Source, Step, TensorMap
+from tilewise.settings import settings
 
 pytest.importorskip("triton")
 
+from tilewise.engines.gpu.build import build_one, compile_source
 from tilewise.engines.gpu.elf import EM_AMDGPU, EM_CUDA, hsaco_facts, read_elf
+from tilewise.engines.gpu.engine import TritonEngine
 from tilewise.engines.gpu.objects import over_limit
-from tilewise.engines.triton import TritonEngine
-from tilewise.engines.triton_build import build_one, compile_source, resources_of
+from tilewise.engines.gpu.triton_build import translate
 
 AMD = ("gfx90a", "gfx942", "gfx950")
 ELF_ARCH = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}
@@ -84,9 +86,22 @@ def test_every_family_is_represented() -> None:
         assert served == set(FAMILIES) - set(HOPPER_FAMILIES)
 
 
-def compiled_for(kernel: TritonGemmKernel, name: str) -> Any:
-    arch = load_arch(name)
-    return compile_source(launch(kernel, representative(kernel), arch).source, arch)
+def source_of(kernel: TritonGemmKernel, name: str, **more: Any) -> Source:
+    """What the kernel is compiled from for its usual problem."""
+    return only(
+        launch(kernel, more.pop("problem", representative(kernel)), load_arch(name), **more)
+    )
+
+
+def only(made: Launch) -> Source:
+    (source,) = made.sources
+    assert isinstance(source, Source)
+    return source
+
+
+def listing(kernel: TritonGemmKernel, name: str, kind: str) -> str:
+    """The kernel as an assembler reads it."""
+    return str(translate(source_of(kernel, name), name).asm[kind])
 
 
 def pairs_of(*names: str) -> Any:
@@ -98,20 +113,20 @@ def pairs_of(*names: str) -> Any:
 
 @pairs_of("sm_90")
 def test_compiles_to_a_cubin(name: str, kernel: TritonGemmKernel, tmp_path: Path) -> None:
-    arch, compiled = load_arch(name), compiled_for(kernel, name)
-    elf = read_elf(compiled.asm["cubin"])
+    arch, made = load_arch(name), compile_source(source_of(kernel, name), name)
+    elf = read_elf(made.image)
     assert (elf.machine, elf.capability) == (EM_CUDA, 90)
-    assert elf.sections[f".text.{compiled.metadata.name}"]
-    found = resources_of(compiled, arch)
-    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    assert elf.sections[f".text.{made.function}"]
+    found = made.resources
+    (tmp_path / "kernel.cubin").write_bytes(made.image)
     assert (found.registers, found.spills) == usage_by_vendor(tmp_path / "kernel.cubin")
     assert found.spills == 0 and found.smem_bytes >= MIN_SMEM[kernel.family]
     assert over_limit(found, arch) == ""
     loading = {"ws": 4, "duo": 8, "pingpong": 8}.get(kernel.family, 0)
     assert found.threads == (kernel.warps + loading) * arch.warp_size
     if kernel.family in ("ws", "duo", "pingpong"):
-        assert "wgmma.mma_async" in compiled.asm["ptx"]
-        assert "cp.async.bulk.tensor" in compiled.asm["ptx"]
+        ptx = listing(kernel, name, "ptx")
+        assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
 
 
 def usage_by_vendor(cubin: Path) -> tuple[int, int]:
@@ -131,18 +146,19 @@ def usage_by_vendor(cubin: Path) -> tuple[int, int]:
 
 @pairs_of(*AMD)
 def test_compiles_to_an_amd_object(name: str, kernel: TritonGemmKernel) -> None:
-    arch = load_arch(name)
-    made = launch(kernel, representative(kernel), arch)
-    compiled = compile_source(made.source, arch)
-    elf, facts = read_elf(compiled.asm["hsaco"]), hsaco_facts(compiled.asm["hsaco"])
+    arch, source = load_arch(name), source_of(kernel, name)
+    made = compile_source(source, name)
+    elf, facts = read_elf(made.image), hsaco_facts(made.image)
     assert (elf.machine, elf.flags & 0xFF) == (EM_AMDGPU, ELF_ARCH[name])
     assert facts["target"] == name
-    assert facts[".name"] == made.source.function
+    assert facts[".name"] == source.function
     assert facts[".wavefront_size"] == arch.warp_size == 64
     assert facts[".max_flat_workgroup_size"] == kernel.warps * 64
-    assert argument_bytes(facts) == [*passed_bytes(made), 8, 8]  # two of Triton's own
-    found = resources_of(compiled, arch)
-    told = [figure(compiled, f"{kind}_count") for kind in ("vgpr", "sgpr", "agpr")]
+    passed = [4 if kind == "i32" else 8 for kind in source.signature.values()]
+    assert made.parameters == (*passed, 8, 8)  # two of Triton's own
+    found = made.resources
+    assembly = listing(kernel, name, "amdgcn")
+    told = [figure(assembly, f"{kind}_count") for kind in ("vgpr", "sgpr", "agpr")]
     assert [found.registers, found.sgprs, found.agprs] == told
     assert 0 < found.registers <= 512 and 0 < found.sgprs <= 112
     assert found.agprs <= found.registers
@@ -150,19 +166,9 @@ def test_compiles_to_an_amd_object(name: str, kernel: TritonGemmKernel) -> None:
     assert over_limit(found, arch) == ""
 
 
-def argument_bytes(facts: dict[str, Any]) -> list[int]:
-    """Sizes of what a launch passes; the runtime adds the grid's by itself."""
-    passed = [a for a in facts[".args"] if not a[".value_kind"].startswith("hidden")]
-    return [argument[".size"] for argument in passed]
-
-
-def passed_bytes(made: Launch) -> list[int]:
-    return [4 if kind == "i32" else 8 for kind in made.source.signature.values()]
-
-
-def figure(compiled: Any, name: str) -> int:
+def figure(assembly: str, name: str) -> int:
     """A figure as the assembly listing spells it."""
-    found = re.search(rf"\.{name}:\s+(\d+)", compiled.asm["amdgcn"])
+    found = re.search(rf"\.{name}:\s+(\d+)", assembly)
     assert found, name
     return int(found[1])
 
@@ -173,10 +179,9 @@ def figure(compiled: Any, name: str) -> int:
 )
 def test_fp8_uses_the_matrix_units_of_the_architecture(name: str, instruction: str) -> None:
     kernel = next(k for k in REPRESENTATIVES if k.dtype == "fp8" and k.family == "pointer")
-    made = launch(kernel, representative(kernel), load_arch(name))
     encoding = "fp8e4b8" if name == "gfx942" else "fp8e4nv"
-    assert made.source.signature["a_ptr"] == f"*{encoding}"
-    assert re.search(instruction, compiled_for(kernel, name).asm["amdgcn"])
+    assert source_of(kernel, name).signature["a_ptr"] == f"*{encoding}"
+    assert re.search(instruction, listing(kernel, name, "amdgcn"))
 
 
 def waits_for_stores(assembly: str) -> bool:
@@ -200,14 +205,13 @@ def test_amd_kernels_wait_for_partial_sums_to_land(name: str) -> None:
     cut = [k for k in cut if why_unusable(k, None, arch) is None]
     assert {k.family for k in cut} == {"splitk", "streamk", "skinny", "gemv"}
     for kernel in cut:
-        assert waits_for_stores(compiled_for(kernel, name).asm["amdgcn"]), kernel.name
+        assert waits_for_stores(listing(kernel, name, "amdgcn")), kernel.name
 
 
 def test_a_kernel_that_does_not_wait_is_told_apart() -> None:
-    arch, kernel = load_arch("gfx942"), REPRESENTATIVES[1]
-    source = launch(kernel, representative(kernel), arch).source
+    source = source_of(REPRESENTATIVES[1], "gfx942")
     hasty = replace(source, constants=source.constants | {"AMD": False})
-    assert not waits_for_stores(compile_source(hasty, arch).asm["amdgcn"])
+    assert not waits_for_stores(translate(hasty, "gfx942").asm["amdgcn"])
 
 
 def test_build_survives_a_compiler_that_gives_up() -> None:
@@ -244,10 +248,12 @@ def test_a_kernel_over_the_limit_is_recorded_with_what_it_needs() -> None:
 
 
 def test_builds_say_what_was_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TILEWISE_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
     builds = [build_one(REPRESENTATIVES[5], load_arch("gfx90a")) for _ in range(2)]
     assert [build.was_cached for build in builds] == [False, True]
     assert builds[0].resources == builds[1].resources
+    settings.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -272,8 +278,9 @@ def test_every_size_and_layout_has_kernels(size: tuple[int, int, int], layout: s
     assert legal
     for kernel in legal:
         made = launch(kernel, problem, arch)
-        assert len(made.arguments) == len(made.source.signature)
-        assert made.grid[0] > 0
+        (step,) = made.steps
+        assert isinstance(step, Step) and len(step.arguments) == len(step.source.signature)
+        assert step.grid[0] > 0
         assert made.zeroed_bytes <= made.workspace_bytes
 
 
@@ -308,14 +315,20 @@ def test_rows_are_dealt_out_evenly(rows: int, strips: int, room: int) -> None:
     assert waves * -(-rows // shares) <= 1.1 * rows * strips / room + waves + 1
 
 
+def first_argument(made: Launch) -> Any:
+    (step,) = made.steps
+    assert isinstance(step, Step)
+    return step.arguments[0]
+
+
 @pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
 def test_tf32_is_copied_in_every_layout(layout: str) -> None:
     problem = GemmProblem(m=2048, n=2048, k=2048, dtype="tf32", layout=layout, batch=2)
     copied = [kernel for kernel in legal_for(problem) if kernel.family == "tma"]
     assert copied
     made = launch(copied[0], problem, load_arch("sm_90"))
-    first = made.arguments[0]
-    assert isinstance(first, Descriptor) and len(first.shape) == 3 and first.shape[0] == 2
+    first = first_argument(made)
+    assert isinstance(first, TensorMap) and len(first.sizes) == 3 and first.sizes[-1] == 2
     # The operand across K is the one that passes through registers: B where only it lies so.
     assert first.tensor == (1 if layout == "rrr" else 0)
 
@@ -365,10 +378,13 @@ def test_the_widest_tile_left_for_odd_rows_does_not_spill() -> None:
     assert why_unusable(wide, odd, arch) is None
     widest = replace(wide, tile_n=256, tile_k=32)
     assert "spill" in str(why_unusable(widest, odd, arch))
-    assert resources_of(compile_source(launch(wide, odd, arch).source, arch), arch).spills == 0
+    assert spills(source_of(wide, "gfx942", problem=odd)) == 0
     gelu = Epilogue(bias=True, activation="gelu")
-    source = launch(widest, odd, arch, epilogue=gelu).source
-    assert resources_of(compile_source(source, arch), arch).spills > 0
+    assert spills(source_of(widest, "gfx942", problem=odd, epilogue=gelu)) > 0
+
+
+def spills(source: Source) -> int:
+    return compile_source(source, "gfx942").resources.spills
 
 
 def test_strides_that_tma_cannot_take_are_refused() -> None:
@@ -382,8 +398,8 @@ def test_strides_that_tma_cannot_take_are_refused() -> None:
             strides=strides_of(problem, odd),
         )
     made = launch(REPRESENTATIVES[0], problem, load_arch("sm_90"), strides=strides_of(problem, odd))
-    assert made.source.divisible["a_ptr"] == 16
-    assert "a_row" not in made.source.divisible  # 65 elements apart: nothing divides it
+    assert only(made).divisible["a_ptr"] == 16
+    assert "a_row" not in only(made).divisible  # 65 elements apart: nothing divides it
 
 
 def test_swapped_kernels_describe_the_other_operand_first() -> None:
@@ -394,9 +410,9 @@ def test_swapped_kernels_describe_the_other_operand_first() -> None:
         load_arch("sm_90"),
         epilogue=Epilogue(scaling="row"),
     )
-    first = made.arguments[0]
-    assert isinstance(first, Descriptor)
-    assert (first.tensor, first.shape) == (1, (1, 4096, 512))
+    first = first_argument(made)
+    assert isinstance(first, TensorMap)
+    assert (first.tensor, first.sizes) == (1, (512, 4096, 1))
 
 
 def test_the_build_command_needs_no_gpu() -> None:

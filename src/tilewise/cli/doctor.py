@@ -29,6 +29,8 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 def _versions() -> Iterator[Row]:
+    from tilewise.engines.gpu.triton_build import why_no_triton
+
     yield "tilewise", "ok", __version__
     yield "Python", "ok", f"{platform.python_version()} on {platform.platform()}"
     for package, use in (
@@ -40,9 +42,13 @@ def _versions() -> Iterator[Row]:
         ("ray", "sweeps over many machines"),
     ):
         try:
-            yield package, "ok", version(package)
+            found = version(package)
         except PackageNotFoundError:
             yield package, "absent", f"only needed for {use}: pip install {package}"
+            continue
+        why = why_no_triton() if package == "triton" else None
+        detail = f"{why}; until then the vendor serves" if why else found
+        yield package, "unused" if why else "ok", detail
 
 
 def _compiler() -> Iterator[Row]:

@@ -10,7 +10,8 @@ from tilewise.errors import InputError
 
 _ENGINES = {
     "cpu": ("tilewise.engines.cpu", "CpuEngine"),
-    "triton": ("tilewise.engines.triton", "TritonEngine"),
+    "triton": ("tilewise.engines.gpu.engine", "TritonEngine"),
+    "cuda": ("tilewise.engines.gpu.engine", "CudaEngine"),
     "vendor": ("tilewise.engines.vendor", "VendorEngine"),
 }
 

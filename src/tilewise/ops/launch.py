@@ -43,12 +43,15 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptor:
-    """A TMA descriptor over a tensor of the call; the box is fixed when the kernel is compiled."""
+class Word:
+    """A name of the kernel's language, such as an element type, looked up when it is compiled.
 
-    tensor: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    So a launch is worked out without importing the language.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...] | None = None
+    """What it is called with, where it makes something, such as a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +62,15 @@ class Source:
     function: str
     is_gluon: bool = False
     signature: dict[str, str]
-    """Argument -> type for those that are passed; the rest are constants."""
+    """Argument -> type for those that are passed; the rest are constants.
+
+    A Gluon descriptor without a layout (`tensordesc<bf16[64, 64]>`) gets the usual one of its box.
+    """
     constants: dict[str, Any]
+    """Numbers, texts, `Word`s, or tuples of them."""
     divisible: dict[str, int]
     """Argument -> a power of two that divides it."""
     options: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A kernel with its arguments; one per problem and set of strides."""
-
-    source: Source
-    grid: tuple[int, int]
-    arguments: tuple[Pointer | Scratch | Descriptor | int, ...]
-    """One per entry of the source's signature, in its order."""
-    workspace_bytes: int = 0
-    zeroed_bytes: int = 0
-    """The head of the workspace that must be zero before a launch; the kernel leaves it so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,10 @@ class Im2col:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMap:
-    """A TMA descriptor over a tensor of the call, whole; dimensions innermost first."""
+    """A TMA descriptor over a tensor of the call, whole; dimensions innermost first.
+
+    Triton settles box and swizzle when it compiles, and they are taken from its object.
+    """
 
     tensor: int
     dtype: str
@@ -108,6 +105,8 @@ class TensorMap:
     """Elements from one that is read to the next, of each dimension; empty for ones."""
     swizzle: int = 0
     """Bytes of a row whose chunks are interleaved: 0, 32, 64 or 128."""
+    promotion: int = 128
+    """Bytes that a miss brings into L2: 0 (as few as it can), 64, 128 or 256."""
     offset: int = 0
     """Bytes from the tensor's first element to the map's."""
     im2col: Im2col | None = None
@@ -134,14 +133,34 @@ class Zero:
     size: int
 
 
+Argument = Pointer | Scratch | TensorMap | int | float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One kernel of a launch, with all that the driver wants to know."""
 
     source: Source | CudaSource
     grid: tuple[int, int, int]
-    threads: int
+    threads: int = 0
+    """Of a block; Triton's objects say it themselves."""
     smem_bytes: int = 0
+    """Shared memory of a block beyond what the kernel declares; Triton's objects say it."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    arguments: tuple[Pointer | Scratch | TensorMap | int | float, ...]
+    arguments: tuple[Argument, ...]
     """One per entry of the source's signature, in its order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a call does, one step after the other; one per problem and set of strides."""
+
+    steps: tuple[Step | Zero, ...]
+    workspace_bytes: int = 0
+    zeroed_bytes: int = 0
+    """The head of the workspace that must be zero before a launch; the kernels leave it so."""
+
+    @property
+    def sources(self) -> tuple[Source | CudaSource, ...]:
+        """What must be compiled."""
+        return tuple(step.source for step in self.steps if isinstance(step, Step))

@@ -9,7 +9,7 @@ from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import TRITON_TYPES, Descriptor, Pointer, Scratch, Source
+from tilewise.ops.launch import TRITON_TYPES, Argument, Launch, Pointer, Scratch, Source, Step, Word
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 SCALINGS = ("none", "tensor", "row")
@@ -69,7 +69,7 @@ class Arguments:
         self.signature: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
         self.divisible: dict[str, int] = {}
-        self.values: list[Pointer | Scratch | Descriptor | int] = []
+        self.values: list[Argument] = []
 
     def give(self, name: str, kind: str, value: Any, divisible: int = 1) -> None:
         self.signature[name] = kind
@@ -134,10 +134,8 @@ def give_workspace(
 
 
 def accumulation(kernel: TritonGemmKernel) -> dict[str, Any]:
-    from triton import language as tl
-
     return {
-        "ACC": tl.int32 if kernel.dtype == "int8" else tl.float32,
+        "ACC": Word(name="int32" if kernel.dtype == "int8" else "float32"),
         "PRECISION": "tf32" if kernel.dtype == "tf32" else "ieee",
     }
 
@@ -161,3 +159,11 @@ def source(args: Arguments, function: str, kernel: TritonGemmKernel, **options: 
         divisible=args.divisible,
         options={"num_warps": kernel.warps, "num_stages": kernel.stages, **options},
     )
+
+
+def one_step(
+    args: Arguments, source: Source, grid: tuple[int, int], total: int = 0, zeroed: int = 0
+) -> Launch:
+    """A launch of one kernel, with the bytes of its workspace and how many must be zero."""
+    step = Step(source=source, grid=(*grid, 1), arguments=tuple(args.values))
+    return Launch(steps=(step,), workspace_bytes=total, zeroed_bytes=zeroed)

@@ -19,6 +19,7 @@ from tilewise.ops.gemm.arguments import (
     accumulation,
     give_result,
     give_workspace,
+    one_step,
     source,
     tile_constants,
 )
@@ -152,12 +153,8 @@ def _pointer(
     _all_strides(args, view)
     args.constants |= _pointer_constants(kernel, view, arch)
     args.constants |= {"SPLIT": kernel.split_k, "ATOMIC": kernel.atomic}
-    return Launch(
-        source=source(args, "gemm_pointer", kernel),
-        grid=(tiles * kernel.split_k, 1),
-        arguments=tuple(args.values),
-        workspace_bytes=total,
-        zeroed_bytes=zeroed,
+    return one_step(
+        args, source(args, "gemm_pointer", kernel), (tiles * kernel.split_k, 1), total, zeroed
     )
 
 
@@ -188,13 +185,7 @@ def _streamk(
     _sizes(args, view)
     _all_strides(args, view)
     args.constants |= _pointer_constants(kernel, view, arch)
-    return Launch(
-        source=source(args, "gemm_streamk", kernel),
-        grid=(programs, 1),
-        arguments=tuple(args.values),
-        workspace_bytes=total,
-        zeroed_bytes=zeroed,
-    )
+    return one_step(args, source(args, "gemm_streamk", kernel), (programs, 1), total, zeroed)
 
 
 def _shares(rows: int, strips: int, room: int) -> int:
@@ -226,11 +217,7 @@ def _smallk(
     args.constants |= _pointer_constants(kernel, view, arch)
     for unused in ("AMD", "GROUP_M"):
         del args.constants[unused]
-    return Launch(
-        source=source(args, "gemm_smallk", kernel),
-        grid=(strips * shares, 1),
-        arguments=tuple(args.values),
-    )
+    return one_step(args, source(args, "gemm_smallk", kernel), (strips * shares, 1))
 
 
 def _gemv(
@@ -252,10 +239,6 @@ def _gemv(
         "SPLIT": kernel.split_k,
         "AMD": arch.vendor == "amd",
     }
-    return Launch(
-        source=source(args, "gemv", kernel),
-        grid=(tiles * kernel.split_k, p.batch),
-        arguments=tuple(args.values),
-        workspace_bytes=total,
-        zeroed_bytes=zeroed,
+    return one_step(
+        args, source(args, "gemv", kernel), (tiles * kernel.split_k, p.batch), total, zeroed
     )

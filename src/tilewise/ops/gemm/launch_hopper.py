@@ -15,12 +15,13 @@ from tilewise.ops.gemm.arguments import (
     View,
     give_result,
     give_workspace,
+    one_step,
     source,
     tile_constants,
 )
 from tilewise.ops.gemm.kernels.gpu import TWO_GROUP_FAMILIES, TritonGemmKernel, staging
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import TRITON_TYPES, Descriptor, Launch, Pointer
+from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer, TensorMap, Word
 
 MOST_SLICES = 16
 HELP_STEPS = 8.0
@@ -90,10 +91,12 @@ def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> C
     return Cut(min(room, pieces), pieces, whole, slices)
 
 
-def descriptor_of(
-    tensor: int, name: str, strides: Strides, batch: int, rows: int, cols: int, size: int
-) -> Descriptor:
+def map_of(
+    tensor: int, name: str, strides: Strides, sizes: tuple[int, int, int], dtype: str
+) -> TensorMap:
     """Over [batch, outer, contiguous]; what TMA cannot address is refused."""
+    batch, rows, cols = sizes
+    size = element(dtype).bytes
     by_rows = strides[2] == 1
     if not by_rows and strides[1] != 1:
         raise TensorError(f"{name} has strides {strides[1:]}; TMA needs one of them to be 1")
@@ -103,7 +106,12 @@ def descriptor_of(
         raise TensorError(
             f"{name} has strides {strides} of {size}-byte elements; TMA needs multiples of 16 bytes"
         )
-    return Descriptor(tensor=tensor, shape=(batch, outer, inner), strides=(jump, pitch, 1))
+    return TensorMap(
+        tensor=tensor,
+        dtype=dtype,
+        sizes=(inner, outer, batch),
+        strides=(pitch * size, jump * size),
+    )
 
 
 def require_alignment(aligned: bool) -> None:
@@ -111,13 +119,8 @@ def require_alignment(aligned: bool) -> None:
         raise TensorError("TMA needs addresses that are multiples of 16 bytes")
 
 
-def _shared_descriptor(kind: str, box: tuple[int, ...]) -> str:
-    """A Gluon descriptor's type: element, box, and the swizzle that suits both."""
-    from triton.experimental.gluon import language as gl
-
-    bits = {"fp32": gl.float32, "i32": gl.int32, "fp16": gl.float16, "bf16": gl.bfloat16}
-    layout = gl.NVMMASharedLayout.get_default_for(list(box), bits.get(kind, gl.int8))
-    return f"tensordesc<{kind}{list(box)},{layout!r}>"
+def _descriptor(kind: str, box: tuple[int, ...]) -> str:
+    return f"tensordesc<{kind}{list(box)}>"
 
 
 def specialised(
@@ -125,61 +128,64 @@ def specialised(
 ) -> Launch:
     require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)
-    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
-    a = descriptor_of(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
-    b = descriptor_of(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
-    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
-    if size != 2 and (not a_row or b_row):
-        raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
-    a_box = (1, *box_of(kernel.tile_m, kernel.tile_k, a_row))
-    wide, extra = kernel.columns
-    b_box = (1, *box_of(kernel.tile_k, wide, b_row))
-    args.give("ad", _shared_descriptor(kind, a_box), a)
-    args.give("bd", _shared_descriptor(kind, b_box), b)
-    if extra:
-        e_box = (1, *box_of(kernel.tile_k, extra, b_row))
-        args.give("ed", _shared_descriptor(kind, e_box), b)
+    _specialised_operands(args, kernel, p, view)
     _specialised_result(args, kernel, p, view, arch, e)
     rows, cols = kernel.tiles(p)
     tiles, steps = rows * cols * p.batch, -(-p.k // kernel.tile_k)
     plan = _cut_plan(kernel, tiles, steps, arch)
-    total = zeroed = 0
-    if kernel.family == "ws":
-        slots = (tiles - plan.whole) * plan.slices if plan.slices > 1 else 0
-        is_cut = kernel.fill or kernel.split_k > 1
-        slot_bytes = 4 * kernel.tile_m * kernel.tile_n
-        # Kernels that may cut take the addresses even where this problem needs none.
-        total, zeroed = give_workspace(args, kernel, tiles, max(slots, is_cut), slot_bytes)
-        args.size("tiles", tiles)
-        args.size("pieces", plan.pieces)
-        args.size("whole", plan.whole)
-        args.size("cut", plan.slices)
-        args.size("most", plan.most)
-        args.constants["CUT"] = is_cut
-    else:
-        args.size("tiles", tiles)
-        args.constants["SHARE"] = kernel.family == "duo"
+    total, zeroed = _specialised_work(args, kernel, tiles, plan)
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
     args.size("steps", steps)
     args.size("M", view.m)
     args.size("N", view.n)
     _specialised_strides(args, view)
-    args.constants |= {"A_ROW": a_row, "B_ROW": b_row, "STAGES": kernel.stages}
+    args.constants |= {"STAGES": kernel.stages}
     args.constants |= tile_constants(kernel) | _layout_constants(kernel, p)
-    return Launch(
-        source=source(
-            args,
-            _specialised_function(kernel),
-            kernel,
-            gluon=True,
-            maxnreg=_register_cap(kernel),
-        ),
-        grid=(plan.programs, 1),
-        arguments=tuple(args.values),
-        workspace_bytes=total,
-        zeroed_bytes=zeroed,
+    made = source(
+        args, _specialised_function(kernel), kernel, gluon=True, maxnreg=_register_cap(kernel)
     )
+    return one_step(args, made, (plan.programs, 1), total, zeroed)
+
+
+def _specialised_operands(
+    args: Arguments, kernel: TritonGemmKernel, p: GemmProblem, view: View
+) -> None:
+    """Maps of A and B; tiles as wide as two powers of two read B in two boxes."""
+    a = map_of(view.a, "A", view.a_strides, (p.batch, view.m, view.k), p.dtype)
+    b = map_of(view.b, "B", view.b_strides, (p.batch, view.k, view.n), p.dtype)
+    a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
+    if element(p.dtype).bytes != 2 and (not a_row or b_row):
+        raise TensorError(f"in {p.dtype} warpgroup products need both operands along K")
+    kind = TRITON_TYPES[p.dtype]
+    wide, extra = kernel.columns
+    args.give("ad", _descriptor(kind, (1, *box_of(kernel.tile_m, kernel.tile_k, a_row))), a)
+    args.give("bd", _descriptor(kind, (1, *box_of(kernel.tile_k, wide, b_row))), b)
+    if extra:
+        args.give("ed", _descriptor(kind, (1, *box_of(kernel.tile_k, extra, b_row))), b)
+    args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
+
+
+def _specialised_work(
+    args: Arguments, kernel: TritonGemmKernel, tiles: int, plan: Cut
+) -> tuple[int, int]:
+    """Arguments of how tiles are handed out; the workspace's bytes and how many must be zero."""
+    if kernel.family != "ws":
+        args.size("tiles", tiles)
+        args.constants["SHARE"] = kernel.family == "duo"
+        return 0, 0
+    slots = (tiles - plan.whole) * plan.slices if plan.slices > 1 else 0
+    is_cut = kernel.fill or kernel.split_k > 1
+    slot_bytes = 4 * kernel.tile_m * kernel.tile_n
+    # Kernels that may cut take the addresses even where this problem needs none.
+    needs = give_workspace(args, kernel, tiles, max(slots, is_cut), slot_bytes)
+    args.size("tiles", tiles)
+    args.size("pieces", plan.pieces)
+    args.size("whole", plan.whole)
+    args.size("cut", plan.slices)
+    args.size("most", plan.most)
+    args.constants["CUT"] = is_cut
+    return needs
 
 
 def _specialised_function(kernel: TritonGemmKernel) -> str:
@@ -205,7 +211,7 @@ def _specialised_result(
     descriptor = None
     if room and strides[2] == 1:
         try:
-            descriptor = descriptor_of(C, "C", strides, p.batch, rows, cols, size)
+            descriptor = map_of(C, "C", strides, (p.batch, rows, cols), p.out_dtype)
         except TensorError:
             descriptor = None
     parts, buffers = room if room and descriptor else (1, 1)
@@ -214,7 +220,7 @@ def _specialised_result(
         if kernel.family == "duo":
             tall //= 2
         box = (1, narrow, tall) if view.is_swapped else (1, tall, narrow)
-        args.give("cd", _shared_descriptor(out, box), descriptor)
+        args.give("cd", _descriptor(out, box), descriptor)
         args.constants["c_ptr"] = None
     else:
         args.constants["cd"] = None
@@ -241,22 +247,23 @@ def _specialised_strides(args: Arguments, view: View) -> None:
 
 
 def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any]:
-    from triton.experimental.gluon import language as gl
-
-    def layout(columns: int) -> Any:
-        return gl.NVMMADistributedLayout(
-            version=[3, 0],
-            warps_per_cta=[kernel.warps, 1],
-            instr_shape=[16, min(columns, 256), 32 // element(p.dtype).bytes],
+    def layout(columns: int) -> Word:
+        return Word(
+            name="NVMMADistributedLayout",
+            arguments=(
+                ("version", (3, 0)),
+                ("warps_per_cta", (kernel.warps, 1)),
+                ("instr_shape", (16, min(columns, 256), 32 // element(p.dtype).bytes)),
+            ),
         )
 
-    kinds = {"fp32": gl.float32, "fp16": gl.float16, "bf16": gl.bfloat16, "int32": gl.int32}
+    kinds = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32"}
     wide, extra = kernel.columns
     both = {"WIDTHS": (wide, extra), "layouts": (layout(wide), layout(extra))}
     return {
         **(both if extra else {"layout": layout(wide)}),
-        "acc_type": gl.int32 if p.dtype == "int8" else gl.float32,
-        "out_type": kinds[p.out_dtype],
+        "acc_type": Word(name="int32" if p.dtype == "int8" else "float32"),
+        "out_type": Word(name=kinds[p.out_dtype]),
     }
 
 

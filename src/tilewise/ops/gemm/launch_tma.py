@@ -11,11 +11,12 @@ from tilewise.ops.gemm.arguments import (
     View,
     accumulation,
     give_result,
+    one_step,
     source,
     tile_constants,
 )
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
-from tilewise.ops.gemm.launch_hopper import box_of, descriptor_of, require_alignment
+from tilewise.ops.gemm.launch_hopper import box_of, map_of, require_alignment
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
 
@@ -25,12 +26,12 @@ def tma(
 ) -> Launch:
     require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)
-    kind, size = TRITON_TYPES[p.dtype], element(p.dtype).bytes
+    kind = TRITON_TYPES[p.dtype]
     a_row, b_row = view.a_strides[2] == 1, view.b_strides[2] == 1
     a_box = [1, *box_of(kernel.tile_m, kernel.tile_k, a_row)]
     b_box = [1, *box_of(kernel.tile_k, kernel.tile_n, b_row)]
-    a = descriptor_of(view.a, "A", view.a_strides, p.batch, view.m, view.k, size)
-    b = descriptor_of(view.b, "B", view.b_strides, p.batch, view.k, view.n, size)
+    a = map_of(view.a, "A", view.a_strides, (p.batch, view.m, view.k), p.dtype)
+    b = map_of(view.b, "B", view.b_strides, (p.batch, view.k, view.n), p.dtype)
     args.give("ad", f"tensordesc<{kind}{a_box}>", a)
     args.give("bd", f"tensordesc<{kind}{b_box}>", b)
     args.give("c_ptr", f"*{TRITON_TYPES[p.out_dtype]}", Pointer(tensor=C), 16)
@@ -48,8 +49,6 @@ def tma(
     args.stride("c_col", view.c_strides[2])
     args.constants |= {"A_ROW": a_row, "B_ROW": b_row}
     args.constants |= tile_constants(kernel) | accumulation(kernel)
-    return Launch(
-        source=source(args, "gemm_tma", kernel),
-        grid=(min(tiles, arch.compute_units * kernel.blocks), 1),
-        arguments=tuple(args.values),
+    return one_step(
+        args, source(args, "gemm_tma", kernel), (min(tiles, arch.compute_units * kernel.blocks), 1)
     )

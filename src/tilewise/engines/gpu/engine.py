@@ -1,4 +1,4 @@
-"""Runs Triton and Gluon kernels: compiled once, launched with little Python in the way."""
+"""Runs GPU kernels: compiled once, launched with little Python in the way."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan
-from tilewise.engines.triton_build import build_all, compile_ahead, launch_module
-from tilewise.engines.triton_launch import BoundKernel, live_target
+from tilewise.engines.gpu.bound import BoundLaunch, live_target
+from tilewise.engines.gpu.build import build_all, compile_ahead, launch_module
+from tilewise.engines.gpu.nvrtc import why_no_nvrtc
+from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.errors import ExecutionError, TensorError
+from tilewise.ops.contract import get_op
 from tilewise.ops.launch import Launch
 
 
-class TritonEngine(Engine):
+class GpuEngine(Engine):
     """Builds anywhere, for any GPU; plans where there is one."""
 
-    name = "triton"
     takes_epilogue = True
 
     def why_unavailable(self) -> str | None:
-        for package in ("torch", "triton"):
-            if find_spec(package) is None:
-                return f"{package} is not installed"
+        if find_spec("torch") is None:
+            return "torch is not installed"
         import torch
 
-        return None if torch.cuda.is_available() else "there is no GPU here"
-
-    def why_no_build(self) -> str | None:
-        return None if find_spec("triton") else "triton is not installed"
+        return self.why_no_build() if torch.cuda.is_available() else "there is no GPU here"
 
     def build(
         self,
@@ -52,23 +50,42 @@ class TritonEngine(Engine):
     ) -> list[str]:
         """Compiles what plans for these pairs will need, in parallel; the failures, one a line."""
         sources = [
-            launch_module(kernel.op).launch(kernel, problem, arch).source
+            source
             for kernel, problem in pairs
+            for source in launch_module(kernel.op).launch(kernel, problem, arch).sources
         ]
-        target = live_target(arch) if self.why_unavailable() is None else None
-        return compile_ahead(sources, arch, max_workers, target)
+        target = live_target(arch) if self.why_unavailable() is None else arch.name
+        return compile_ahead(sources, target, max_workers)
 
     def plan(
         self, kernel: Kernel, problem: Problem, arch: Arch, *, epilogue: Any = None
-    ) -> TritonPlan:
+    ) -> GpuPlan:
         """The kernel bound to a problem; `epilogue` is the op's own, where it has one."""
         reason = self.why_unavailable()
         if reason:
             raise ExecutionError(f"{kernel.name} cannot run: {reason}")
-        return TritonPlan(kernel, problem, arch, epilogue)
+        return GpuPlan(kernel, problem, arch, epilogue)
 
 
-class TritonPlan(Plan):
+class TritonEngine(GpuEngine):
+    """Kernels in Triton and Gluon."""
+
+    name = "triton"
+
+    def why_no_build(self) -> str | None:
+        return why_no_triton()
+
+
+class CudaEngine(GpuEngine):
+    """Kernels in CUDA C++."""
+
+    name = "cuda"
+
+    def why_no_build(self) -> str | None:
+        return why_no_nvrtc()
+
+
+class GpuPlan(Plan):
     """A kernel bound to a problem; strides are looked at on every call, and remembered."""
 
     reads_addresses = True
@@ -79,14 +96,16 @@ class TritonPlan(Plan):
         self.epilogue = epilogue
         self._arch = arch
         self._module = launch_module(kernel.op)
-        self.workspace_bytes = self._launch().workspace_bytes
-        self._calls: dict[Any, BoundKernel] = {}
+        self._operands = len(get_op(kernel.op).operands)
+        self._launches: dict[Any, Launch] = {}
+        self._calls: dict[Any, BoundLaunch] = {}
+        self.workspace_bytes = self._launch(None, True).workspace_bytes
 
     def prepare(self, operands: Sequence[Any], out: Any) -> None:
         self._call(operands, out)
 
     def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
-        key = _layout(operands, out)
+        key = self._layout(operands, out)
         if key in self._calls:
             return None
         try:
@@ -108,38 +127,48 @@ class TritonPlan(Plan):
             return lambda: call.start(addresses, workspace)
         return call.fixed(addresses)
 
-    def _call(self, operands: Sequence[Any], out: Any) -> BoundKernel:
-        key = _layout(operands, out)
+    def _call(self, operands: Sequence[Any], out: Any) -> BoundLaunch:
+        key = self._layout(operands, out)
         call = self._calls.get(key)
         if call is None:
             import torch
 
             with torch.cuda.device(out.get_device()):
-                name = self.kernel.name
-                call = BoundKernel(self._specialised(key), self._arch, name, self.epilogue)
+                launch = self._specialised(key)
+                call = BoundLaunch(launch, self._arch, self.kernel.name, self._order())
             self._calls[key] = call
         return call
 
+    def _layout(self, operands: Sequence[Any], out: Any) -> Any:
+        """What a specialisation depends on: strides, alignment to 16 bytes, and the device."""
+        strides, bits = [], 0
+        for tensor in (*operands[: self._operands], out):
+            strides.append(tensor.stride())
+            bits |= tensor.data_ptr()
+        return *strides, not bits & 15, out.get_device()
+
+    def _order(self) -> tuple[int, ...]:
+        """The numbers of a call's tensors: the result, the operands, what the epilogue reads."""
+        read = getattr(self.epilogue, "tensors", ())
+        return (self._operands, *range(self._operands), *read)
+
     def _specialised(self, layout: Any) -> Launch:
         *strides, is_aligned, _ = layout
-        ours = self._module.strides_of(self.problem, strides)
-        return self._launch(strides=ours, is_aligned=is_aligned)
+        return self._launch(self._module.strides_of(self.problem, strides), is_aligned)
 
-    def _launch(self, **layout: Any) -> Launch:
-        made: Launch = self._module.launch(
-            self.kernel, self.problem, self._arch, epilogue=self.epilogue, **layout
-        )
+    def _launch(self, strides: Any, is_aligned: bool) -> Launch:
+        """Worked out once for each set of strides; dense ones are the usual set."""
+        key = (strides or self._module.default_strides(self.problem), is_aligned)
+        made = self._launches.get(key)
+        if made is None:
+            made = self._launches[key] = self._module.launch(
+                *(self.kernel, self.problem, self._arch),
+                strides=strides,
+                is_aligned=is_aligned,
+                epilogue=self.epilogue,
+            )
         return made
 
 
-def _layout(operands: Sequence[Any], out: Any) -> Any:
-    """What a specialisation depends on: strides, alignment to 16 bytes, and the device."""
-    a, b = operands[0], operands[1]
-    is_aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
-    return a.stride(), b.stride(), out.stride(), is_aligned, out.get_device()
-
-
 def _addresses(operands: Sequence[Any], out: Any) -> list[int]:
-    """Of A, B and C, then of what the epilogue reads."""
-    a, b, *more = operands
-    return [a.data_ptr(), b.data_ptr(), out.data_ptr(), *[t.data_ptr() for t in more]]
+    return [out.data_ptr(), *[tensor.data_ptr() for tensor in operands]]

@@ -1,10 +1,8 @@
-"""How GPU kernels are bound and chosen for tensors as they lie, on a machine without a GPU."""
+"""How GPU kernels are chosen for tensors as they lie, on a machine without a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +11,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import tilewise as tw  # noqa: E402
+from tilewise.cli import doctor  # noqa: E402
 from tilewise.core.arch import load_arch  # noqa: E402
 from tilewise.dispatch.operands import prepare  # noqa: E402
 from tilewise.dispatch.padding import irregular  # noqa: E402
-from tilewise.engines import Build, get_engine, triton_launch  # noqa: E402
-from tilewise.engines.triton import TritonPlan  # noqa: E402
-from tilewise.errors import BuildError  # noqa: E402
+from tilewise.engines import Build, get_engine  # noqa: E402
+from tilewise.engines.gpu import bound, triton_build  # noqa: E402
+from tilewise.engines.gpu.engine import GpuPlan  # noqa: E402
+from tilewise.errors import BuildError, ExecutionError  # noqa: E402
 from tilewise.ops.gemm.arguments import Epilogue  # noqa: E402
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel  # noqa: E402
 from tilewise.ops.vendor import VendorKernel  # noqa: E402
@@ -32,7 +32,6 @@ def kernel(family: str, m: int = 64, n: int = 64, k: int = 64, **traits: Any) ->
 
 
 POINTER, SPLIT = kernel("pointer"), kernel("splitk", split_k=2)
-ATOMIC = kernel("splitk", split_k=2, atomic=True)
 SPECIALISED = kernel("ws", 128, 64, 64, warps=8, stages=4)
 
 
@@ -54,98 +53,16 @@ def views() -> dict[str, tuple[Any, bool]]:
     }
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """Arguments of every launch; nothing is compiled, and stream 7 of device 0 is current."""
-    seen: list[list[Any]] = []
-    loaded = SimpleNamespace(
-        start=lambda *values: seen.append(list(values)),
-        function="function",
-        fixed=("fixed",),
-        boxes=[{}] * 4,
-    )
-    monkeypatch.setattr(triton_launch, "load", lambda *_: loaded)
-    monkeypatch.setattr(triton_launch, "Descriptors", lambda *_: Described())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 7, raising=False)
-    monkeypatch.setattr(
-        triton_launch.WORKSPACES, "addresses", lambda *_: (1_000_000, 2_000_000), raising=True
-    )
-    return seen
-
-
-class Described(dict[int, str]):
-    def __missing__(self, address: int) -> str:
-        return f"descriptor of {address}"
-
-
-def test_a_launch_has_its_arguments_in_order(launches: list[list[Any]]) -> None:
-    a, b, out = operands()
-    plan = TritonPlan(POINTER, PROBLEM, ARCH)
-    plan.execute([a, b], out)
-    plan.launcher([a, b], out)(out, a, b)
-    plan.bind([a, b], out)()
-    grid_x, grid_y, grid_z, stream, function, fixed, *arguments = launches[0]
-    assert (grid_x, grid_y, grid_z, stream, function, fixed) == (2, 1, 1, 7, "function", "fixed")
-    assert arguments[:3] == [a.data_ptr(), b.data_ptr(), out.data_ptr()]
-    assert len(arguments) == len(plan._launch().source.signature)
-    assert launches[1] == launches[2] == launches[0]
-
-
-def test_a_launcher_follows_the_tensors(launches: list[list[Any]]) -> None:
-    a, b, out = operands()
-    launch = TritonPlan(SPECIALISED, PROBLEM, ARCH).launcher([a, b], out)
-    other_a, other_b, other_out = operands()
-    launch(other_out, other_a, other_b)
-    expected = [f"descriptor of {t.data_ptr()}" for t in (other_a, other_b, other_out)]
-    assert [value for value in launches[0] if isinstance(value, str)][2:] == expected
-
-
-def test_epilogues_get_their_vectors(launches: list[list[Any]]) -> None:
-    a, b, out = operands()
-    bias = torch.randn(96).bfloat16()
-    plan = TritonPlan(POINTER, PROBLEM, ARCH, Epilogue(bias=True))
-    plan.launcher([a, b, bias], out)(out, a, b, bias)
-    names = list(plan._launch().source.signature)
-    assert launches[0][6 + names.index("bias_ptr")] == bias.data_ptr()
-
-
-@pytest.mark.parametrize("chosen", [SPLIT, ATOMIC], ids=["sums", "atomics"])
-def test_flags_and_sums_lie_apart(chosen: TritonGemmKernel, launches: list[list[Any]]) -> None:
-    a, b, out = operands()
-    plan = TritonPlan(chosen, PROBLEM, ARCH)
-    plan.execute([a, b], out)
-    names = list(plan._launch().source.signature)
-    flags, work = (launches[0][6 + names.index(name)] for name in ("flags", "work"))
-    assert flags == 1_000_000
-    # Sums that are added up must be found zero, so they lie behind the flags.
-    assert work == (1_000_000 + 256 if chosen.atomic else 2_000_000)
-
-
-def test_a_callers_workspace_is_checked(launches: list[list[Any]]) -> None:
-    a, b, out = operands()
-    plan = TritonPlan(SPLIT, PROBLEM, ARCH)
-    own = torch.full((plan.workspace_bytes,), 9, dtype=torch.uint8)
-    plan.execute([a, b], out, own)
-    names = list(plan._launch().source.signature)
-    assert launches[0][6 + names.index("flags")] == own.data_ptr()
-    assert not own[: plan._launch().zeroed_bytes].any()
-    with pytest.raises(tw.TilewiseError, match="workspace is under"):
-        plan.execute([a, b], out, own[:-1])
-
-
 @pytest.mark.parametrize("name", list(views()))
 def test_plans_know_what_they_cannot_address(name: str) -> None:
     a, is_regular = views()[name]
     _, b, out = operands()
-    assert (TritonPlan(SPECIALISED, PROBLEM, ARCH).why_unfit([a, b], out) is None) == is_regular
-    assert TritonPlan(POINTER, PROBLEM, ARCH).why_unfit([a, b], out) is None
+    assert (GpuPlan(SPECIALISED, PROBLEM, ARCH).why_unfit([a, b], out) is None) == is_regular
+    assert GpuPlan(POINTER, PROBLEM, ARCH).why_unfit([a, b], out) is None
     assert irregular((a, b, out)) == (frozenset() if is_regular else {0})
 
 
-class Computing(TritonPlan):
+class Computing(GpuPlan):
     """Refuses what the kernel would refuse, and multiplies on the CPU."""
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
@@ -235,15 +152,11 @@ def test_a_kernel_that_cannot_be_had_is_not_taken_for_built(
     first = ours.select(PROBLEM).kernel
     execute = Computing.execute
 
-    class Image:
-        def _init_handles(self) -> None:
-            raise RuntimeError("device kernel image is invalid")
-
     def failing(self: Computing, *args: Any) -> None:
         if self.kernel == first and refused == "by the compiler":
             raise BuildError("does not compile")
         if self.kernel == first:
-            triton_launch._load(Image(), first.name)
+            raise ExecutionError("device kernel image is invalid")
         execute(self, *args)
 
     monkeypatch.setattr(Computing, "execute", failing)
@@ -265,9 +178,9 @@ def test_a_kernel_that_cannot_be_had_is_not_taken_for_built(
 def test_objects_are_made_for_the_device_not_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, file in (((12, 0), "sm_80"), ((10, 3), "sm_100"), ((9, 0), "sm_90")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda c=capability: c)
-        target = triton_launch.live_target(load_arch(file))
-        assert (target.backend, target.arch) == ("cuda", 10 * capability[0] + capability[1])
-    assert triton_launch.live_target(load_arch("gfx942")).arch == "gfx942"
+        target = bound.live_target(load_arch(file))
+        assert target == f"sm_{capability[0]}{capability[1]}"
+    assert bound.live_target(load_arch("gfx942")) == "gfx942"
 
 
 def test_copies_follow_the_tensors_of_each_call(here: None) -> None:
@@ -305,3 +218,31 @@ def test_padded_products_pad_the_bias_too(here: None) -> None:
     plan, _ = dispatcher.execute(problem, call, epilogue=epilogue, vectors=(bias,))
     assert plan.epilogue == epilogue
     torch.testing.assert_close(call.out, a @ b + bias, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
+def test_an_unknown_triton_leaves_the_work_to_the_vendor(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_build, "version", lambda _: version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    triton_build.why_no_triton.cache_clear()
+    try:
+        said = f"Triton {version} is not known here; versions 3.6 to 3.9 are"
+        assert get_engine("triton").why_unavailable() == said
+        ours = registry(POINTER)
+        ours.declare(VendorKernel(op_name="gemm", library="torch"))
+        a, b, _ = operands()
+        result = ours.run(PROBLEM, a, b)
+        assert result.kernel.engine == "vendor"
+        torch.testing.assert_close(result.out, a @ b)
+        (row,) = (row for row in doctor._versions() if row[0] == "triton")
+        assert row == ("triton", "unused", f"{said}; until then the vendor serves")
+    finally:
+        triton_build.why_no_triton.cache_clear()
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0+git1234"])
+def test_known_versions_of_triton(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_build, "version", lambda _: version)
+    assert triton_build.why_no_triton.__wrapped__() is None

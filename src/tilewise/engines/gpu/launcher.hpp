@@ -1,0 +1,162 @@
+// Starts prepared launches through NVIDIA's and AMD's drivers, with little in the way.
+//
+// A launch is prepared once, by Python, as bytes that `Plan` describes. `tw_starter` turns them
+// into a Python function `start(stream, *values) -> code`: values are addresses (integers) and
+// tensor maps (bytes); the code is the driver's, 0 for success. Of Python's stable interface the few
+// functions that are needed are declared here, so that no header of Python's is.
+#include <cstdint>
+#include <cstring>
+
+extern "C" {
+struct PyObject;
+using FastCall = PyObject *(*)(PyObject *, PyObject *const *, intptr_t);
+struct PyMethodDef {
+  const char *name;
+  FastCall call;
+  int flags;
+  const char *text;
+};
+PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+char *PyBytes_AsString(PyObject *);
+PyObject *PyErr_Occurred();
+void *PyEval_SaveThread();
+void PyEval_RestoreThread(void *);
+unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
+PyObject *PyLong_FromLong(long);
+}
+
+namespace {
+
+constexpr int kFastCall = 0x0080;
+constexpr uint32_t kMostParameters = 256;
+constexpr uint32_t kMostMaps = 16;
+constexpr uint32_t kMapBytes = 128;
+
+enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
+
+// CUDA's launch configuration and its attributes, as the driver reads them.
+struct Attribute {
+  int32_t id, padding;
+  uint32_t cluster[3];
+  uint8_t rest[52];
+};
+static_assert(sizeof(Attribute) == 72, "an id, padding, and a union of 64 bytes");
+struct Configuration {
+  uint32_t grid[3], block[3], smem_bytes;
+  void *stream;
+  Attribute *attributes;
+  uint32_t count;
+};
+constexpr int kClusterDimension = 4;
+
+struct Driver {
+  uint64_t is_cuda;
+  void *launch, *clear, *current_context, *use_context;
+};
+
+struct Parameter {
+  uint32_t kind, index;  // of the call's values
+  uint64_t number;       // or what is added to the address
+};
+
+// One kernel, or with no function a piece of memory to clear: the first parameter, `size` bytes.
+struct Step {
+  void *function;
+  uint64_t size;
+  uint32_t grid[3], cluster[3], threads, smem_bytes;
+  uint64_t count;
+  Parameter parameters[1];
+};
+
+struct Plan {
+  const Driver *driver;
+  void *context;
+  uint64_t values;
+  uint64_t steps;
+};
+
+int launch_cuda(const Driver *driver, const Step *step, void *stream, void **parameters) {
+  using Launch = int (*)(const Configuration *, void *, void **, void **);
+  Attribute cluster{};
+  cluster.id = kClusterDimension;
+  memcpy(cluster.cluster, step->cluster, sizeof step->cluster);
+  bool is_cluster = step->cluster[0] * step->cluster[1] * step->cluster[2] > 1;
+  Configuration made{};
+  memcpy(made.grid, step->grid, sizeof step->grid);
+  made.block[0] = step->threads;
+  made.block[1] = made.block[2] = 1;
+  made.smem_bytes = step->smem_bytes;
+  made.stream = stream;
+  made.attributes = is_cluster ? &cluster : nullptr;
+  made.count = is_cluster;
+  return reinterpret_cast<Launch>(driver->launch)(&made, step->function, parameters, nullptr);
+}
+
+int launch_hip(const Driver *driver, const Step *step, void *stream, void **parameters) {
+  using Launch = int (*)(void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
+                         uint32_t, void *, void **, void **);
+  const uint32_t *grid = step->grid;
+  return reinterpret_cast<Launch>(driver->launch)(step->function, grid[0], grid[1], grid[2],
+                                                  step->threads, 1, 1, step->smem_bytes, stream,
+                                                  parameters, nullptr);
+}
+
+// A thread that has not used the GPU yet has no context of NVIDIA's.
+int enter(const Plan *plan) {
+  if (!plan->driver->is_cuda) return 0;
+  void *current = nullptr;
+  int failed = reinterpret_cast<int (*)(void **)>(plan->driver->current_context)(&current);
+  if (failed || current) return failed;
+  return reinterpret_cast<int (*)(void *)>(plan->driver->use_context)(plan->context);
+}
+
+int run(const Plan *plan, const Step *step, void *stream, void **parameters) {
+  void *thread = PyEval_SaveThread();  // a full queue blocks, and others may go on meanwhile
+  int failed = enter(plan);
+  if (!failed && step->function)
+    failed = (plan->driver->is_cuda ? launch_cuda : launch_hip)(plan->driver, step, stream,
+                                                                parameters);
+  else if (!failed)
+    failed = reinterpret_cast<int (*)(void *, int, size_t, void *)>(plan->driver->clear)(
+        *static_cast<void **>(parameters[0]), 0, step->size, stream);
+  PyEval_RestoreThread(thread);
+  return failed;
+}
+
+PyObject *start(PyObject *self, PyObject *const *values, intptr_t count) {
+  const Plan *plan = reinterpret_cast<const Plan *>(PyBytes_AsString(self));
+  if (static_cast<uint64_t>(count) != plan->values + 1) return PyLong_FromLong(-1);
+  void *stream = reinterpret_cast<void *>(PyLong_AsUnsignedLongLong(values[0]));
+  const Step *step = reinterpret_cast<const Step *>(plan + 1);
+  for (uint64_t nth = 0; nth < plan->steps; ++nth) {
+    uint64_t addresses[kMostParameters];
+    alignas(64) char maps[kMostMaps][kMapBytes];
+    void *parameters[kMostParameters];
+    uint32_t mapped = 0;
+    for (uint64_t at = 0; at < step->count; ++at) {
+      const Parameter *one = &step->parameters[at];
+      if (one->kind == kNumber) {
+        parameters[at] = const_cast<uint64_t *>(&one->number);
+      } else if (one->kind == kAddress) {
+        addresses[at] = PyLong_AsUnsignedLongLong(values[1 + one->index]) + one->number;
+        parameters[at] = &addresses[at];
+      } else {
+        const char *map = PyBytes_AsString(values[1 + one->index]);
+        if (!map) return nullptr;
+        parameters[at] = memcpy(maps[mapped++], map, kMapBytes);
+      }
+    }
+    if (PyErr_Occurred()) return nullptr;  // some value was no address
+    if (int failed = run(plan, step, stream, parameters)) return PyLong_FromLong(failed);
+    step = reinterpret_cast<const Step *>(&step->parameters[step->count]);
+  }
+  return PyLong_FromLong(0);
+}
+
+PyMethodDef definition = {"start", start, kFastCall, "start(stream, *values) -> code"};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) PyObject *tw_starter(PyObject *plan) {
+  return PyCFunction_NewEx(&definition, plan, nullptr);
+}
