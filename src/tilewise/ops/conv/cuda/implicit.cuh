@@ -47,13 +47,14 @@ using Place = Cursor<STAGES>;
 
 // Which tile is whose: channels innermost, then groups, then pixels, then parts of the reduction.
 struct Schedule {
-  int pixel_tiles, channel_tiles, groups, splits, steps;
+  int pixel_count, channel_tiles, groups, splits, steps;
 
   struct Work {
     int row, column, group, split, first, last;  // steps of the reduction
   };
   DEVICE int pixel_clusters() const {
-    return SHARE_FILTER ? (pixel_tiles + CLUSTER - 1) / CLUSTER : pixel_tiles;
+    constexpr int rows = SHARE_FILTER ? CLUSTER * TILE_M : TILE_M;
+    return (pixel_count + rows - 1) / rows;
   }
   DEVICE int channel_clusters() const {
     return SHARE_FILTER ? channel_tiles : (channel_tiles + CLUSTER - 1) / CLUSTER;
@@ -95,6 +96,7 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
   LateRelease<STAGES, CLUSTER> late;
   for (int step = 0; step < steps; step++) {
     ring.wait_full(at);
+    if constexpr (is_gathering) fence_async();  // what threads copied is read by the matrix units
     const u32 pixels = stages + at.stage * stage_bytes + first_row * 128;
     const u32 filter = stages + at.stage * stage_bytes + pixel_bytes;
     wgmma_fence();
@@ -165,8 +167,8 @@ implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* re
          WALK_PARAMETERS) {
   const Walk walk = {WALK_ARGUMENTS};
   const int steps = reduction_steps(walk, in_channels);
-  const Schedule schedule = {(pixels + TILE_M - 1) / TILE_M, (out_channels + TILE_N - 1) / TILE_N,
-                             groups, splits, steps};
+  const Schedule schedule = {pixels, (out_channels + TILE_N - 1) / TILE_N, groups, splits,
+                             steps};
   const u32 stages = shared_base(), staging = stages + STAGES * stage_bytes;
   const StageRing ring = {staging + MATH_GROUPS * staging_bytes};
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;

@@ -14,6 +14,13 @@ struct Tile {
   int channel;          // the group's first channel
 };
 
+// Two neighbours at an even place.
+template <class R>
+DEVICE void store_pair(R* to, float a, float b) {
+  *(u32*)to = pack2<R>(a, b);
+}
+DEVICE void store_pair(fp32* to, float a, float b) { *(f32x2*)to = {a, b}; }
+
 // One warp's part of 64 x 64 sums, as two neighbouring elements of T a register, into `buffer`
 // (2 KB, rows of 128 bytes, swizzled), to be read again by the same warp.
 template <class T>
@@ -29,9 +36,9 @@ DEVICE void pack_warp(u32 buffer, const float* sums, u32 lane) {
 
 // Finished sums of 16-bit results, 64 rows x N columns: through shared memory, 128 bytes a row.
 template <class R, int N, bool HasBias, bool HasResidual, int Kind>
-DEVICE void store_finished(float (&sums)[N / 2], const Tile& tile, const Walk& walk,
-                           const Places& places, R* result, const R* bias, const R* residual,
-                           bool is_aligned, u32 staging, u32 thread) {
+DEVICE void store_finished_16(float (&sums)[N / 2], const Tile& tile, const Walk& walk,
+                              const Places& places, R* result, const R* bias, const R* residual,
+                              bool is_aligned, u32 staging, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32, buffer = staging + warp * 2048;
   if constexpr (HasBias || HasResidual || Kind != ACTIVATION_NONE) {
 #pragma unroll
@@ -84,9 +91,9 @@ DEVICE void store_finished(float (&sums)[N / 2], const Tile& tile, const Walk& w
 
 // Finished sums of fp32 results, from the registers.
 template <class R, int N, bool HasBias, bool HasResidual, int Kind>
-DEVICE void store_finished(float (&sums)[N / 2], const Tile& tile, const Walk& walk,
-                           const Places& places, fp32* result, const fp32* bias,
-                           const fp32* residual, bool, u32, u32 thread) {
+DEVICE void store_finished_32(float (&sums)[N / 2], const Tile& tile, const Walk& walk,
+                              const Places& places, R* result, const R* bias, const R* residual,
+                              u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -99,10 +106,22 @@ DEVICE void store_finished(float (&sums)[N / 2], const Tile& tile, const Walk& w
       for (int i = 0; i < 2; i++) {
         const int column = tile.column + 8 * j + 2 * (lane % 4) + i;
         if (column < tile.columns)
-          result[at + column].value = finish<fp32, HasBias, HasResidual, Kind>(
+          result[at + column].value = finish<R, HasBias, HasResidual, Kind>(
               sums[4 * j + 2 * half + i], bias, residual, tile.channel + column, at + column);
       }
   }
+}
+
+template <class R, int N, bool HasBias, bool HasResidual, int Kind>
+DEVICE void store_finished(float (&sums)[N / 2], const Tile& tile, const Walk& walk,
+                           const Places& places, R* result, const R* bias, const R* residual,
+                           bool is_aligned, u32 staging, u32 thread) {
+  if constexpr (sizeof(R) == 4)
+    store_finished_32<R, N, HasBias, HasResidual, Kind>(sums, tile, walk, places, result, bias,
+                                                        residual, thread);
+  else
+    store_finished_16<R, N, HasBias, HasResidual, Kind>(sums, tile, walk, places, result, bias,
+                                                        residual, is_aligned, staging, thread);
 }
 
 // Partial sums, rows of `pitch` (all channels): stored into `partial`, or added to it.

@@ -1,0 +1,194 @@
+// The gradient of a dense filter as an implicit matrix product.
+//
+// dw[k][entry] = sum over pixels of dy[pixel][k] * x[window of pixel at the entry's tap][its channel]
+//
+// An entry is a tap and a channel of the filter. A tile is TILE_M filters x TILE_N entries of one
+// group; a step of the reduction is 64 pixels. A stage holds panels of 64 pixels x 64 channels
+// (128 bytes a pixel): TILE_M / 64 of dy, then TILE_N / 64 of x. Both are read across the
+// reduction. Loaders that use TMA give every panel of entries one tap, and blocks of 64 channels;
+// the gathering one packs taps and channels in one row, and wastes nothing on few channels.
+// Math groups divide the filters, or the entries where there are 64 filters. The pixels are cut
+// into `splits`, see store.cuh.
+//
+// Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, LOADER, LOAD_WARPS, SPATIAL, SUM, BLOCKS;
+// with TMA GRADIENT_ROWS (dy is a matrix without gaps between images), gathering VECTOR.
+#pragma once
+#include "conv/cuda/store.cuh"
+#include "conv/cuda/walk.cuh"
+#include "cuda/ring.cuh"
+
+#define LOAD_IM2COL 0  // TMA walks the pixels: any padding, strides up to 8, channels in multiples of 8
+#define LOAD_ROWS 1    // pixels are rows of a matrix: 1x1, stride 1, no padding
+#define LOAD_GATHER 2  // load warps compute every address: anything
+
+constexpr int step_pixels = 64;
+constexpr int panel_bytes = step_pixels * 128;
+constexpr int dy_panels = TILE_M / 64, x_panels = TILE_N / 64;
+constexpr int stage_bytes = (dy_panels + x_panels) * panel_bytes;
+constexpr bool is_gathering = LOADER == LOAD_GATHER;
+constexpr int load_groups = (LOAD_WARPS + 3) / 4;
+using Budget = Registers<load_groups, MATH_GROUPS, is_gathering>;
+constexpr int math_threads = 128 * MATH_GROUPS;
+constexpr int threads = math_threads + (Budget::are_moved ? 128 * load_groups : 32 * LOAD_WARPS);
+constexpr bool divides_rows = TILE_M % (64 * MATH_GROUPS) == 0;
+constexpr int row_blocks = divides_rows ? dy_panels / MATH_GROUPS : dy_panels;
+constexpr int group_columns = divides_rows ? TILE_N : TILE_N / MATH_GROUPS;
+static_assert(group_columns % 64 == 0, "math groups take whole panels");
+
+using StageRing = Ring<STAGES>;
+using Place = Cursor<STAGES>;
+
+// Entries of the filter by the columns of the product.
+struct Entries {
+  int channels, taps;
+  DEVICE int blocks() const { return (channels + 63) / 64; }  // of 64 channels, for each tap
+  // Columns of the product, what fills up blocks included.
+  DEVICE int columns() const { return is_gathering ? taps * channels : taps * blocks() * 64; }
+  DEVICE int tap(int column) const {
+    return is_gathering ? column / channels : column / 64 / blocks();
+  }
+  DEVICE int channel(int column) const {
+    return is_gathering ? column % channels : column / 64 % blocks() * 64 + column % 64;
+  }
+};
+
+// Which tile is whose: entries innermost, so that neighbours share pixels in the cache.
+struct Schedule {
+  int row_tiles, column_tiles, groups, splits, steps;
+
+  struct Work {
+    int row, column, group, split, first, last;  // steps of the reduction
+  };
+  DEVICE int count() const { return row_tiles * column_tiles * groups * splits; }
+  DEVICE Work work(int index) const {
+    const int rest = index / column_tiles, tile = rest / row_tiles, split = tile / groups;
+    return {rest % row_tiles * TILE_M, index % column_tiles * TILE_N, tile % groups, split,
+            (int)((i64)steps * split / splits), (int)((i64)steps * (split + 1) / splits)};
+  }
+};
+
+#if LOADER == LOAD_GATHER
+#include "conv/cuda/wgrad_gather.cuh"
+#else
+#include "conv/cuda/wgrad_tma.cuh"
+#endif
+
+struct Output {
+  RESULT* result;
+  float* partial;
+  i64 result_pitch, slice;  // elements from one filter to the next, and of one slice
+  int filters;              // of a group
+  Entries entries;
+};
+
+// One sum at filter `row` of its group, entry at `at` of the filter.
+DEVICE void store_sum(const Output& out, float sum, int filter, i64 at, int split) {
+  const i64 packed = (i64)filter * out.entries.taps * out.entries.channels + at;
+  if constexpr (SUM == SUM_DIRECT)
+    out.result[filter * out.result_pitch + at] = from_float<RESULT>(sum);
+  else if constexpr (SUM == SUM_SLICES) out.partial[split * out.slice + packed] = sum;
+  else add_global(out.partial + packed, sum);
+}
+
+// The same for two neighbours, where both are inside and even.
+DEVICE void store_two(const Output& out, float a, float b, int filter, i64 at, int split) {
+  const i64 packed = (i64)filter * out.entries.taps * out.entries.channels + at;
+  if constexpr (SUM == SUM_DIRECT) store_pair(out.result + filter * out.result_pitch + at, a, b);
+  else if constexpr (SUM == SUM_SLICES)
+    *(f32x2*)(out.partial + split * out.slice + packed) = {a, b};
+  else add_global(out.partial + packed, a, b);
+}
+
+DEVICE void store(float (&sums)[row_blocks][group_columns / 2], const Output& out,
+                  const Schedule::Work& work, int first_row, int first_column, u32 thread) {
+  const u32 warp = thread / 32, lane = thread % 32;
+  const bool is_even = (out.entries.channels | out.result_pitch) % 2 == 0;
+#pragma unroll
+  for (int j = 0; j < group_columns / 8; j++) {
+    const int column = work.column + first_column + 8 * j + 2 * (lane % 4);
+    if (column >= out.entries.columns()) continue;
+    const int channel = out.entries.channel(column);
+    const i64 at = (i64)out.entries.tap(column) * out.entries.channels + channel;
+#pragma unroll
+    for (int m = 0; m < row_blocks; m++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = work.row + first_row + m * 64 + warp * 16 + half * 8 + lane / 4;
+        if (row >= out.filters) continue;
+        const int filter = work.group * out.filters + row;
+        const float a = sums[m][4 * j + 2 * half], b = sums[m][4 * j + 2 * half + 1];
+        if (is_even) {
+          if (channel < out.entries.channels) store_two(out, a, b, filter, at, work.split);
+          continue;
+        }
+        if (channel < out.entries.channels) store_sum(out, a, filter, at, work.split);
+        // Packed entries go on with the next tap; blocks of channels end.
+        const bool has_next = is_gathering ? column + 1 < out.entries.columns()
+                                           : channel + 1 < out.entries.channels;
+        if (has_next) store_sum(out, b, filter, at + 1, work.split);
+      }
+  }
+}
+
+DEVICE void math(const StageRing& ring, const Schedule& schedule, const Output& out, u32 stages) {
+  const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int first_row = divides_rows ? group * row_blocks * 64 : 0;
+  const int first_column = divides_rows ? 0 : group * group_columns;
+  Place at;
+  for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
+    const Schedule::Work work = schedule.work(index);
+    float sums[row_blocks][group_columns / 2];
+    LateRelease<STAGES> late;
+    for (int step = work.first; step < work.last; step++) {
+      ring.wait_full(at);
+      if constexpr (is_gathering) fence_async();  // what threads copied is read by the matrix units
+      const u32 dy = stages + at.stage * stage_bytes + first_row / 64 * panel_bytes;
+      const u32 x = stages + at.stage * stage_bytes + (dy_panels + first_column / 64) * panel_bytes;
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < step_pixels / 16; k++) {
+        const u64 b = wgmma_operand(x + k * 2048, panel_bytes, 1024);
+#pragma unroll
+        for (int m = 0; m < row_blocks; m++)
+          wgmma<ELEMENT, group_columns, false, false>(
+              sums[m], wgmma_operand(dy + m * panel_bytes + k * 2048, panel_bytes, 1024), b,
+              step > work.first || k > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      late.step(ring, at, thread);
+      at.next();
+    }
+    wgmma_wait<0>();
+    late.flush(ring, thread);
+    store(sums, out, work, first_row, first_column, thread);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(threads, BLOCKS)
+wgrad(SOURCE_PARAMETERS, RESULT* result, float* partial, int pixels, int in_channels,
+      int out_channels, int groups, int splits, i64 result_pitch, i64 slice_elements,
+      WALK_PARAMETERS) {
+  const Walk walk = {WALK_ARGUMENTS};
+  const Entries entries = {in_channels, walk.taps()};
+  const Schedule schedule = {(out_channels + TILE_M - 1) / TILE_M,
+                             (entries.columns() + TILE_N - 1) / TILE_N, groups, splits,
+                             (pixels + step_pixels - 1) / step_pixels};
+  const u32 stages = shared_base();
+  const StageRing ring = {stages + STAGES * stage_bytes};
+  if (threadIdx.x == 0) {
+    ring.init(loads_of_a_stage, MATH_GROUPS);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (threadIdx.x >= math_threads) {
+    Budget::for_load();
+    const Loader loader = {ring,        schedule,     walk,   entries, stages,
+                           in_channels, out_channels, pixels, SOURCE_ARGUMENTS};
+    loader.run(threadIdx.x - math_threads);
+  } else {
+    Budget::for_math();
+    const Output out = {result, partial, result_pitch, slice_elements, out_channels, entries};
+    math(ring, schedule, out, stages);
+  }
+}

@@ -1,0 +1,153 @@
+"""What dense CUDA kernels can be, and which problems they can serve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.walk import DIMS, Axis, channels, pixels, source_sizes, taps, walks
+
+if TYPE_CHECKING:
+    from tilewise.ops.conv.kernels.dense import DenseConvKernel
+
+ROW_BYTES = 128
+"""Of a stage's rows: what the swizzle of copies and matrix instructions spans."""
+STAGING_BYTES = 8192
+"""Through which a math group stores its results."""
+MOST_SUMS = 128
+"""Registers of a thread for sums; more would leave too few for addresses."""
+LARGEST = 2**31 - 2**10
+"""Pixels are counted in 31 bits, a tile's overhang included."""
+MOST_WORKSPACE = 1 << 31
+IM2COL_STRIDE = 8
+IM2COL_CORNER = {2: 128, 3: 16}
+"""How far the first and last window may lie beyond the image, by spatial dimensions of the map."""
+IM2COL_REACH = {2: 255, 3: 31}
+"""How far a tap may lie from the window's corner."""
+CHUNK_BYTES = 16
+"""Of copies: what rows of TMA and of 16-byte loads are multiples of."""
+
+
+def broken(k: DenseConvKernel) -> list[str]:
+    """Rules between the traits of a kernel that it breaks."""
+    groups = 1 if k.pingpong else k.math_groups
+    is_halo, is_gather = k.family == "halo", k.family == "gather"
+    rules = {
+        "tiles are multiples of 64 rows and 32 columns": k.tile_m % 64 or k.tile_n % 32,
+        "there are at least 2 stages": k.stages < 2,
+        "there are 1 to 3 math groups and at least 1 block": not 1 <= k.math_groups <= 3
+        or k.blocks < 1,
+        "clusters are of 1 or 2 blocks": k.cluster not in (1, 2),
+        f"sums take {k.sums} of {MOST_SUMS} registers": k.sums > MOST_SUMS,
+        "each math group takes whole blocks of 64 rows": not k.is_weight
+        and k.tile_m % (64 * groups),
+        "each math group takes whole blocks of 64 rows, or of 64 columns": k.is_weight
+        and not is_halo
+        and k.tile_m % (64 * groups)
+        and k.tile_n % (64 * groups),
+        "filters' gradients share nothing and take no turns": k.is_weight
+        and (k.cluster > 1 or k.pingpong),
+        "two math groups take turns": k.pingpong and k.math_groups != 2,
+        "gathering takes 4 or 8 load warps, TMA 1 or 2": k.load_warps
+        not in ((4, 8) if is_gather else (1, 2)),
+        "math groups that take turns walk over tiles": k.pingpong and not k.persistent,
+        "a cluster of one shares nothing": k.cluster == 1 and k.share != "filter",
+        "gathering blocks share nothing": is_gather and k.cluster > 1,
+        "atomic is for kernels whose reduction is cut": k.atomic and not k.fill,
+        "a block that holds an SM alone is one": k.blocks > 1 and k.math_groups > 1,
+        "several blocks need sums of 64 registers at most": k.blocks > 1 and k.sums > 64,
+        "tf32 is read along the reduction, so forward only": k.dtype == "tf32"
+        and k.op != "conv_fwd",
+        "what is read across the reduction comes in panels of 64": k.op != "conv_fwd"
+        and k.tile_n % 64,
+    }
+    return [rule for rule, is_broken in rules.items() if is_broken]
+
+
+def smem_bytes(k: DenseConvKernel) -> int:
+    """Shared memory of a block whose stages hold both operands."""
+    rows = 16 * k.tile_m if k.family == "gather" else 0
+    staging = 0 if k.is_weight else k.math_groups * STAGING_BYTES
+    return 1024 + k.stages * k.stage_bytes + staging + 16 * k.stages + rows
+
+
+def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
+    """Why no problem can be served on an architecture, or None."""
+    if arch.kind != "gpu" or not (arch.has("wgmma") and arch.has("tma")):
+        return f"{arch.name} has no wgmma"
+    if kernel.family != "halo":
+        needed = smem_bytes(kernel) * kernel.blocks + 1024 * (kernel.blocks - 1)
+        if needed > arch.smem_per_block_bytes:
+            return f"{needed} bytes of shared memory; {arch.name} has {arch.smem_per_block_bytes}"
+    return None
+
+
+def why_not_for(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+    """Why a problem cannot be served, or None."""
+    return _why_not_typed(k, p) or _why_not_sized(k, p, arch) or _why_not_loaded(k, p)
+
+
+def _why_not_typed(k: DenseConvKernel, p: ConvProblem) -> str | None:
+    if p.layout != "nhwc":
+        return "its layout is nhwc"
+    if k.dtype != p.dtype:
+        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
+    allowed = ("fp32",) if k.dtype == "tf32" else (k.dtype, "fp32")
+    if p.out_dtype not in allowed:
+        return f"it gives {' or '.join(allowed)}, not {p.out_dtype}"
+    if not (p.input_elements and p.filter_elements and p.output_elements):
+        return "there is nothing to multiply"
+    return None
+
+
+def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+    if max(p.in_pixels, p.out_pixels, p.filter_elements) > LARGEST:
+        return f"it counts up to {LARGEST} pixels and elements of the filter"
+    if k.is_weight:
+        return None
+    if k.cluster > 1 and k.share == "pixels" and channels(p)[1] <= k.tile_n:
+        return "there are no two tiles of channels to share pixels"
+    return None
+
+
+def _why_not_loaded(k: DenseConvKernel, p: ConvProblem) -> str | None:
+    chunk = CHUNK_BYTES // element(k.dtype).bytes
+    if k.family == "gather":
+        return None
+    read, _ = channels(p)
+    images = (p.c, p.k) if k.is_weight else (read * p.g,)
+    if any(count % chunk for count in images):
+        return f"TMA copies rows of multiples of {chunk} channels"
+    if not k.is_weight:
+        if (p.c // p.g) % chunk:
+            return f"TMA copies filters of multiples of {chunk} channels"
+        if p.g > 1 and read % k.tile_k:
+            return f"groups are read in multiples of {k.tile_k} channels"
+    if k.family == "rows":
+        return None if p.is_pointwise else "the filter is not 1x1 over all pixels"
+    return _why_not_im2col(p) if k.family == "im2col" else None
+
+
+def _why_not_im2col(p: ConvProblem) -> str | None:
+    spatial = 3 if p.ndim == 3 else 2
+    for walk in walks(p):
+        if not taps(walk) or not pixels(walk):
+            continue
+        for dim, axis, extent in zip(DIMS, walk, source_sizes(p), strict=True):
+            reason = _why_not_axis(dim, axis, extent, spatial)
+            if reason:
+                return reason
+    return None
+
+
+def _why_not_axis(dim: str, axis: Axis, extent: int, spatial: int) -> str | None:
+    if axis.stride > IM2COL_STRIDE:
+        return f"TMA steps by {IM2COL_STRIDE} pixels at most, stride_{dim} is {axis.stride}"
+    limit = IM2COL_CORNER[spatial]
+    if not (-limit <= axis.corner < limit and -limit <= axis.upper(extent) < limit):
+        return f"windows reach further than {limit} beyond the image along {dim}"
+    if (axis.taps - 1) * axis.reach > IM2COL_REACH[spatial]:
+        return f"taps lie further than {IM2COL_REACH[spatial]} from the first along {dim}"
+    return None
