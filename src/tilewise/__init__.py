@@ -32,6 +32,7 @@ _PUBLIC = {
     "scaled_matmul": "tilewise.functional",
     "patch": "tilewise.torch_ops.switch",
     "unpatch": "tilewise.torch_ops.switch",
+    "layers": "tilewise.torch_ops.switch",
     "capture": "tilewise.problems.capture",
     "Predictor": "tilewise.selection.predictor",
     "TilewiseError": "tilewise.errors",
@@ -54,6 +55,7 @@ __all__ = [
     "conv_input_gradient",
     "conv_weight_gradient",
     "detect",
+    "layers",
     "linear",
     "load_arch",
     "matmul",
@@ -83,7 +85,7 @@ if TYPE_CHECKING:
     from tilewise.ops.gemm.problem import GemmProblem
     from tilewise.problems.capture import capture
     from tilewise.selection.predictor import Predictor
-    from tilewise.torch_ops.switch import patch, unpatch
+    from tilewise.torch_ops.switch import layers, patch, unpatch
 
 
 def __getattr__(name: str) -> Any:

@@ -339,7 +339,7 @@ def test_one_line_switches_a_model() -> None:
     model.zero_grad()
     seen = []
     model.out.register_forward_hook(lambda *_: seen.append("hook"))
-    assert tw.patch(model) is model
+    assert tw.patch(model, always=True) is model
     names = [node.name() for node in graph_of(model(image).grad_fn)]
     assert any("tilewise_linear" in name for name in names)
     assert any("tilewise_convolution" in name for name in names)

@@ -41,6 +41,9 @@ class Oracle:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None
 
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        return True
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
         return np.array([self.us[kernel.name] for kernel in kernels])
 
@@ -195,6 +198,9 @@ def test_a_choice_that_grew_stale_while_it_was_made_is_not_kept() -> None:
     late = next(k for k in registry if registry.op.why_unusable(k, PROBLEMS[0], X86) is None)
 
     class Interrupted(Oracle):
+        def knows_vendor(self, kernel: Kernel) -> bool:
+            return True
+
         def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
             times = super().predict_us(problem, kernels, arch)
             if registry.priority_of(late) == Priority.NORMAL:  # as another thread would

@@ -92,6 +92,17 @@ class Chooser:
             return "its sums depend on the order of execution, and deterministic=True was asked"
         return None
 
+    def vendor_us(self, problem: Problem, library: str) -> float | None:
+        """How long the vendor's routine is expected to take; None where nobody measured it."""
+        ranker = next(r for r in self.rankers if r.why_unfit(problem, self.registry.arch) is None)
+        kernels = self._pool(problem.dtype).kernels
+        for place, kernel in enumerate(kernels):
+            if kernel.engine == "vendor" and getattr(kernel, "library", "") == library:
+                if not ranker.knows_vendor(kernel):
+                    return None
+                return float(ranker.predict_us(problem, kernels, self.registry.arch)[place])
+        return None
+
     def _forget(self) -> None:
         with self._lock:
             self._version = self.registry.version
@@ -156,10 +167,13 @@ class Chooser:
     def _ordered(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
         """Places and times, priorities first; copies for padding are charged on the way.
 
-        Vendor routines have no tiles to judge, so the analytic model leaves them to the end.
+        Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
+        the end.
         """
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
-        is_last = pool.is_vendor & (ranker.path == "analytic")
+        is_last = pool.is_vendor.copy()
+        for vendor in np.flatnonzero(is_last):
+            is_last[vendor] = not ranker.knows_vendor(pool.kernels[vendor])
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         charged: list[Key] = []

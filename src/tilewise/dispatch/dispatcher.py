@@ -226,8 +226,11 @@ class Dispatcher:
     def _is_level(self, choice: Choice, one: Kernel, other: Kernel) -> bool:
         """Whether time decides between two kernels: neither priority nor the ranking's order."""
         priority = self.registry.priority_of
-        is_vendor_last = choice.path == AnalyticRanker.path and other.engine == "vendor"
-        return priority(one) == priority(other) and not is_vendor_last
+        is_last = other.engine == "vendor" and not self._knows(choice.path, other)
+        return priority(one) == priority(other) and not is_last
+
+    def _knows(self, path: str, vendor: Kernel) -> bool:
+        return any(r.path == path and r.knows_vendor(vendor) for r in self.rankers)
 
     def _plan_or_none(self, kernel: Kernel, problem: Problem, epilogue: Any) -> Plan | None:
         if is_foreign(kernel.engine) or get_engine(kernel.engine).why_unavailable() is not None:
@@ -237,6 +240,10 @@ class Dispatcher:
             return plan_for(registry.op, engine, kernel, problem, registry.arch, epilogue)
         except (BuildError, ExecutionError):
             return None
+
+    def vendor_us(self, problem: Problem, library: str = "torch") -> float | None:
+        """How long the vendor's routine is expected to take; None where nobody measured it."""
+        return self._chooser.vendor_us(problem, library)
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Scratch memory that running `problem` will take."""

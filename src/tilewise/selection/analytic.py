@@ -22,6 +22,9 @@ class AnalyticRanker:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None
 
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        return False  # it has no tiles to judge
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""
         return self._estimates(problem.op, kernels)(problem, arch)

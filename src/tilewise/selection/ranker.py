@@ -46,6 +46,7 @@ class ModelRanker:
     def __init__(self, model: Model | Path | str, *, compiled: bool | None = None) -> None:
         self.model = model if isinstance(model, Model) else load_model(model)
         self._compiled = compiled
+        self._trained = frozenset(self.model.manifest.get("kernels", ()))
         self._lock = threading.RLock()
         self._selectors: dict[Arch, Selector] = {}
         self._places: dict[Arch, dict[Kernel, int]] = {}
@@ -68,6 +69,10 @@ class ModelRanker:
             f"the nearest measured problem is {distance:.1f} octaves away, "
             f"{self.model.measured.reach:.1f} are allowed"
         )
+
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        """Whether the model was trained on the vendor's times."""
+        return kernel.name in self._trained
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.theirs import PLAIN, forward_level, has_tangent
 
 _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -95,7 +96,9 @@ def _autocast(op: Any, device: str) -> Callable[..., Tensor]:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         is_meant = value.device.type == device and value.dtype != torch.float64
-        return value.to(dtype) if is_meant and value.dtype.itemsize > 1 else value
+        if not is_meant or value.dtype.itemsize == 1 or value.dtype == dtype:
+            return value
+        return CASTS.get(value, dtype)
 
     def call(*args: Any) -> Tensor:
         dtype = torch.get_autocast_dtype(device)

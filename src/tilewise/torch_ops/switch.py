@@ -2,64 +2,143 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from tilewise.core.tensors import view
+from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import InputError
+from tilewise.ops.conv.infer import layout_of
 from tilewise.torch_ops import convolve, linear
-from tilewise.torch_ops.convolutions import is_known
+from tilewise.torch_ops.calls import is_capturing
+from tilewise.torch_ops.layers import Asked, Served, decide, theirs
+from tilewise.torch_ops.theirs import PLAIN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+_is_traced = torch.compiler.is_dynamo_compiling
+_is_autocast = torch._C._is_any_autocast_enabled
+_is_grad_enabled = torch.is_grad_enabled
+SERVED = "_tilewise_served"
+"""Where a patched layer keeps what was decided for each of its inputs."""
+MOST = 256
+"""Decisions that a layer keeps; inputs of ever new shapes cost a decision each."""
+
+_Key = tuple[Any, ...]
+
+
+def _key(layer: nn.Module, x: Tensor) -> _Key:
+    """All that decides who serves; quick, as it is asked before every call."""
+    if _is_autocast():
+        kind = x.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    else:
+        cast = None
+    wants_x, grad = x.requires_grad, _is_grad_enabled()
+    return (x.shape, x.stride(), x.dtype, x.device, wants_x, grad, cast, CALLS.generation)
+
+
+def _served(layer: Any, x: Tensor, key: _Key) -> Served:
+    """Decides who serves from now on."""
+    held: dict[_Key, Served] = layer.__dict__[SERVED]
+    if type(x) not in PLAIN or type(layer.weight) not in PLAIN or is_capturing(x):
+        return theirs("tensors of another kind than PyTorch's plain ones")
+    asked = _asked(layer, x, cast=key[-2])
+    found = decide(asked) if asked is not None else theirs("shapes that do not go together")
+    if layer.__dict__.get(ALWAYS) and asked is not None:
+        found = Served(is_ours=True, why="asked for always")
+    if len(held) >= MOST:
+        held.clear()
+    # The generation grows where the first dispatcher of a process is made, by deciding itself.
+    held[(*key[:-1], CALLS.generation)] = found
+    return found
+
+
+ALWAYS = "_tilewise_always"
+
+
+def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
+    weight, is_conv = layer.weight, not isinstance(layer, nn.Linear)
+    rank = len(layer.stride) if is_conv else 0
+    if x.dim() != (rank + 2 if is_conv else x.dim()) or not x.dim() or 0 in x.shape:
+        return None
+    if x.layout is not torch.strided or x.device != weight.device or x.dtype != weight.dtype:
+        return None
+    grad = _is_grad_enabled()
+    common: dict[str, Any] = {
+        "x": tuple(x.shape),
+        "w": tuple(weight.shape),
+        "dtype": cast or x.dtype,
+        "device": x.device,
+        "wants_x": grad and x.requires_grad,
+        "wants_w": grad and weight.requires_grad,
+    }
+    if not is_conv:
+        return Asked(kind="linear", **common) if x.shape[-1] == weight.shape[1] else None
+    padding: Any = layer.padding
+    if layer.padding_mode != "zeros":
+        sides = layer._reversed_padding_repeated_twice[::-1]
+        sizes = zip(x.shape[2:], sides[::2], sides[1::2], strict=True)
+        common["x"] = (*x.shape[:2], *(n + low + high for n, low, high in sizes))
+        padding = 0
+    settings = (layer.stride, padding, layer.dilation, layer.groups)
+    return Asked(kind="conv", layout=layout_of(view(x)), settings=settings, **common)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` through `tilewise.linear`."""
+    """`nn.Linear` by whoever is expected to be faster."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
-        return linear(input, self.weight, self.bias)
+        if not _is_traced():
+            key = _key(self, input)
+            served = self.__dict__[SERVED].get(key) or _served(self, input, key)
+            if served.is_ours:
+                return linear(input, self.weight, self.bias)
+        return functional.linear(input, self.weight, self.bias)
 
 
-def _convolve(layer: nn.modules.conv._ConvNd, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """A layer's convolution; edges other than zeros are padded by PyTorch first."""
-    padding = layer.padding
+def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+    """A layer's convolution where it is ours; edges other than zeros are padded first."""
+    if _is_traced():
+        return None
+    key = _key(layer, x)
+    served = layer.__dict__[SERVED].get(key) or _served(layer, x, key)
+    if not served.is_ours:
+        return None
+    padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
         twice = layer._reversed_padding_repeated_twice
-        x, padding = nn.functional.pad(x, twice, mode=layer.padding_mode), (0,) * len(layer.stride)
-    rank = len(layer.stride)
-    return convolve(
-        rank, x, w, bias, layer.stride, padding, layer.dilation, layer.groups, deterministic=False
-    )
+        x, padding = nn.functional.pad(x, twice, mode=layer.padding_mode), (0,) * rank
+    given = (layer.stride, padding, layer.dilation, layer.groups)
+    return convolve(rank, x, w, bias, *given, deterministic=False)
 
 
 class Conv1d(nn.Conv1d):
-    """`nn.Conv1d` through `tilewise.conv1d`."""
+    """`nn.Conv1d` by whoever is expected to be faster."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not is_known(x.device):
-            theirs: Tensor = super()._conv_forward(x, weight, bias)
-            return theirs
-        return _convolve(self, x, weight, bias)
+        ours = _convolve(self, x, weight, bias)
+        return super()._conv_forward(x, weight, bias) if ours is None else ours
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d` through `tilewise.conv2d`."""
+    """`nn.Conv2d` by whoever is expected to be faster."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not is_known(x.device):
-            theirs: Tensor = super()._conv_forward(x, weight, bias)
-            return theirs
-        return _convolve(self, x, weight, bias)
+        ours = _convolve(self, x, weight, bias)
+        return super()._conv_forward(x, weight, bias) if ours is None else ours
 
 
 class Conv3d(nn.Conv3d):
-    """`nn.Conv3d` through `tilewise.conv3d`."""
+    """`nn.Conv3d` by whoever is expected to be faster."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not is_known(x.device):
-            theirs: Tensor = super()._conv_forward(x, weight, bias)
-            return theirs
-        return _convolve(self, x, weight, bias)
+        ours = _convolve(self, x, weight, bias)
+        return super()._conv_forward(x, weight, bias) if ours is None else ours
 
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
@@ -72,24 +151,92 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 THEIRS = {ours: theirs for theirs, ours in OURS.items()}
 
 
-def patch(model: AnyModule) -> AnyModule:
+def patch(model: AnyModule, *, always: bool = False) -> AnyModule:
     """Lets the linear and convolution layers of `model` compute with tilewise; gives it back.
 
-    Parameters, buffers, hooks and names stay as they are, so optimizers and checkpoints do too.
+    Each layer decides once for every shape it sees: where PyTorch's routine is expected to be as
+    fast, the call stays PyTorch's own. `layers(model)` shows what was decided; with `always`
+    tilewise serves whatever it can. Parameters, buffers, hooks and names stay as they are, so
+    optimizers and checkpoints do too.
     """
-    return _change(model, OURS)
+    for module in _modules(model):
+        other = OURS.get(type(module))
+        if other is not None:
+            module.__class__ = other
+        if type(module) in THEIRS:
+            module.__dict__[SERVED] = {}
+            module.__dict__[ALWAYS] = always
+    return model
 
 
 def unpatch(model: AnyModule) -> AnyModule:
     """Undoes `patch`."""
-    return _change(model, THEIRS)
-
-
-def _change(model: AnyModule, classes: dict[type[nn.Module], type[nn.Module]]) -> AnyModule:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
-    for module in model.modules():
-        other = classes.get(type(module))
+    for module in _modules(model):
+        other = THEIRS.get(type(module))
         if other is not None:
             module.__class__ = other
+            for name in (SERVED, ALWAYS):
+                module.__dict__.pop(name, None)
     return model
+
+
+def _modules(model: Any) -> Iterator[nn.Module]:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+    return model.modules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One layer at one shape."""
+
+    layer: str
+    kind: str
+    input: tuple[int, ...]
+    dtype: str
+    with_gradients: bool
+    served: Served
+
+
+class Layers(tuple[Row, ...]):
+    """What serves each layer of a patched model; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        head = ("layer", "input", "served by", "gain us", "why")
+        cells = [head, *(_cells(row) for row in self)]
+        widths = [max(len(row[at]) for row in cells) for at in range(len(head) - 1)]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+            )
+            for row in cells
+        ]
+        return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    shape = (
+        "x".join(map(str, row.input))
+        + f" {row.dtype}{' + gradients' if row.with_gradients else ''}"
+    )
+    gain = f"{row.served.gain_us:.1f}" if row.served.gain_us else ""
+    by = "tilewise" if row.served.is_ours else "PyTorch"
+    return (f"{row.layer} ({row.kind})", shape, by, gain, row.served.why)
+
+
+def layers(model: nn.Module) -> Layers:
+    """What serves each layer of a patched model, at every shape it has seen: a table."""
+    return Layers(
+        Row(
+            layer=name,
+            kind=type(module).__name__,
+            input=tuple(key[0]),
+            dtype=str(key[6] or key[2]).removeprefix("torch."),
+            with_gradients=bool(key[5]),
+            served=served,
+        )
+        for name, module in (_modules(model), model.named_modules())[1]
+        for key, served in module.__dict__.get(SERVED, {}).items()
+    )

@@ -1,0 +1,150 @@
+"""Who serves a layer: decided once for each of its inputs' shapes, before anything runs.
+
+A layer is tilewise's where the kernels of its forward pass and gradients are expected to gain more
+than calling them costs in Python; everywhere else it stays PyTorch's own call, with its own
+autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise.core.arch import Arch
+from tilewise.core.problem import Problem
+from tilewise.dispatch import default_dispatcher, live_arch
+from tilewise.errors import InputError, NoKernelError
+from tilewise.ops.conv.infer import from_shapes, settings
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.torch_ops.products import rounds_to_tf32
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+CALL_US = {"linear": (12.0, 90.0), "conv": (35.0, 130.0)}
+"""What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
+
+Measured by `benchmarks/layer_overhead.py` on two AMD EPYC cores, November 2026.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What serves a layer at one shape, and why."""
+
+    is_ours: bool
+    why: str
+    theirs_us: float = 0.0
+    """What PyTorch's routines are expected to take; 0 where nobody knows."""
+    ours_us: float = 0.0
+    """What the chosen kernels are expected to take, calling them included; 0 where unknown."""
+
+    @property
+    def gain_us(self) -> float:
+        """What is expected to be gained by tilewise; nothing where PyTorch serves."""
+        return self.theirs_us - self.ours_us if self.is_ours else 0.0
+
+
+def theirs(why: str, **times: float) -> Served:
+    """PyTorch serves."""
+    return Served(is_ours=False, why=why, **times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything about a call of a layer that decides."""
+
+    kind: str
+    """`linear` or `conv`."""
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    layout: str = "nchw"
+    settings: tuple[Any, ...] = ()
+    """Stride, padding, dilation and groups of a convolution."""
+    wants_x: bool = False
+    wants_w: bool = False
+
+    def problems(self) -> Iterator[Problem]:
+        """The forward pass and the gradients that are asked for."""
+        name = NAMES[self.dtype]
+        if self.kind == "linear":
+            (n, k), rows = self.w, prod(self.x[:-1])
+            kind = "tf32" if name == "fp32" and self._is_tf32() else name
+            yield GemmProblem(m=rows, n=n, k=k, dtype=kind, layout="rcr")
+            if self.wants_x:
+                yield GemmProblem(m=rows, n=k, k=n, dtype=kind, layout="rrr")
+            if self.wants_w:
+                yield GemmProblem(m=n, n=k, k=rows, dtype=kind, layout="crr")
+            return
+        rank = len(self.x) - 2
+        stride, padding, dilation, groups = self.settings
+        layer = settings(self.w, rank, stride, padding, dilation)
+        named: dict[str, Any] = dict(zip(("stride", "padding", "dilation"), layer, strict=True))
+        first = from_shapes(
+            *(self.x, self.w), dtype=name, layout=self.layout, groups=groups, **named
+        )
+        yield first
+        if self.wants_x:
+            yield replace(first, direction="bwd_data")
+        if self.wants_w:
+            yield replace(first, direction="bwd_weight")
+
+    def _is_tf32(self) -> bool:
+        return self.device.type == "cuda" and rounds_to_tf32()
+
+
+def decide(asked: Asked) -> Served:
+    """Who serves; nothing is built or run."""
+    if asked.dtype not in NAMES or asked.device.type not in ("cpu", "cuda"):
+        return theirs(f"tilewise has no layers of {asked.dtype} on {asked.device.type}")
+    try:
+        arch = _arch(asked.device)
+        times = [_expected_us(problem, arch) for problem in asked.problems()]
+    except (InputError, NoKernelError) as error:
+        return theirs(str(error).splitlines()[0])
+    if not any(is_ours for _, _, is_ours in times):
+        return theirs("PyTorch's routines are expected to be as fast or faster", **_sums(times))
+    if any(vendor_us is None for vendor_us, _, _ in times):
+        return theirs("nobody measured PyTorch's routine on this device; tw.tune does")
+    call_us = CALL_US[asked.kind][asked.wants_x or asked.wants_w]
+    theirs_us, ours_us = sum(t[0] or 0.0 for t in times), sum(t[1] for t in times)
+    found = {"theirs_us": theirs_us, "ours_us": ours_us + call_us}
+    if ours_us + call_us >= theirs_us:
+        return theirs(f"calling tilewise costs {call_us:.0f} us, as much as it gains", **found)
+    return Served(is_ours=True, why=f"faster by the {_path(asked, arch)} ranking", **found)
+
+
+def _sums(times: Sequence[tuple[float | None, float, bool]]) -> dict[str, float]:
+    known = [us for us, _, _ in times if us is not None]
+    return {"theirs_us": sum(known)} if len(known) == len(times) else {}
+
+
+@cache
+def _arch(device: torch.device) -> Arch:
+    return live_arch(torch.empty(0, device=device))
+
+
+def _path(asked: Asked, arch: Arch) -> str:
+    problem = next(asked.problems())
+    return default_dispatcher(problem.op, arch).select(problem).path
+
+
+def _expected_us(problem: Problem, arch: Arch) -> tuple[float | None, float, bool]:
+    """What PyTorch's routine is expected to take, what the chosen one, and whether it is ours."""
+    dispatcher = default_dispatcher(problem.op, arch)
+    choice = dispatcher.select(problem)
+    vendor_us = dispatcher.vendor_us(problem)
+    if choice.kernel.engine == "vendor":
+        return vendor_us, vendor_us or 0.0, False
+    return vendor_us, choice.predicted_us, True
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is done to one of these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
