@@ -65,7 +65,7 @@ class Recipe:
         if self.storage in ("shifted", "freed shifted"):
             return torch.zeros(size + 1, dtype=self.kind)[1:].view(shape)
         if self.storage == "spread":
-            return self.values().flatten()[:1].sum().expand(shape).to(self.kind)
+            return self.values().flatten()[:1].sum().to(self.kind).expand(shape)
         if self.storage == "last" and rank > 2:
             order = (0, rank - 1, *range(1, rank - 1))
             packed = torch.zeros(shape[0], *shape[2:], shape[1], dtype=self.kind)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from fuzzing import fuzz
-from hypothesis import assume
+from hypothesis import assume, example
 from hypothesis import strategies as st
 from tensors import KINDS, STORAGES, Recipe, recipes
 from torch import Tensor
@@ -107,6 +107,7 @@ def result_place(out: str, shape: tuple[int, ...], kind: torch.dtype, a: Any, b:
     return Recipe(shape, kind, out).make()
 
 
+@example(pair=(Recipe((1,)), Recipe((1,), storage="negated")), out="plain")
 @fuzz(150, pair=products(), out=st.sampled_from(OUT))
 def test_products_into_a_tensor(pair: tuple[Recipe, Recipe], out: str) -> None:
     a, b = (recipe.make() for recipe in pair)
@@ -197,6 +198,7 @@ def test_gradients_of_convolutions(case: Any, seed: int) -> None:
     )
 
 
+@example(layer=(Recipe((0,)), Recipe((0, 0)), None), seed=0)
 @fuzz(100, layer=layers(), seed=st.integers(0, 3))
 def test_gradients_of_layers(layer: Any, seed: int) -> None:
     assume(layer[2] is None or layer[2].shape == layer[1].shape[:1])
@@ -294,6 +296,9 @@ def test_products_of_arrays(pair: tuple[Recipe, Recipe], out: str | None) -> Non
 FP8 = st.sampled_from((torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32))
 
 
+@example(
+    sizes=(0, 0, 0), kinds=(torch.float8_e4m3fn, torch.float8_e5m2), rows=True, bias=False, freed=9
+)
 @fuzz(
     60,
     sizes=st.tuples(SIZES, SIZES, SIZES),

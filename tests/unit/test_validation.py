@@ -108,7 +108,10 @@ def test_a_summary_of_verdicts() -> None:
     found = summarise([good, bad], unjudged=3)
     assert found["efficiency"] == {"mean": 75.0, "median": 75.0, "p10": 55.0, "min": 50.0}
     assert (found["top1"], found["top3"], found["unjudged"]) == (50.0, 100.0, 3)
-    assert found["vs_vendor"] == 1.0  # twice as fast, and half as fast
+    low, high = found["vs_vendor_interval"]  # twice as fast, and half as fast
+    assert low < 1 < high
+    assert found["vs_vendor"] is None  # and nobody can say
+    assert summarise([good, good])["vs_vendor"] == 2.0
     assert found["paths"] == {"model": 1, "analytic": 1}
     assert found["noise"] == pytest.approx(0.1)
     nothing = summarise([])

@@ -27,6 +27,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement
 from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
+from tilewise.judge.ratios import NOISY, Ratio, ratio
+from tilewise.judge.verdicts import reading
 from tilewise.ops.contract import get_op
 from tilewise.selection.choice import Choice
 
@@ -96,8 +98,10 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
     for row in sorted(rows, key=lambda r: (r.is_ok, r.attempt)):
         last[row.kernel] = row
     predicted = {r.kernel.name: r.predicted_us for r in choice.ranking}
-    vendors = [r.time_us for r in last.values() if r.engine == "vendor" and r.time_us]
-    vendor = min(vendors, default=None)
+    timed = [r for r in last.values() if r.is_ok and r.time_us]
+    vendors = [r for r in timed if r.engine == "vendor"]
+    vendor = min(vendors, key=lambda r: r.time_us or 0.0, default=None)
+    ratios = {r.kernel: compare(vendor, r) for r in timed} if vendor else {}
     shown_fields = ("kernel", "status", "message", "time_us", "spread_us", "min_us", "repeats")
     by_time: Callable[[Measurement], float] = lambda r: r.time_us or float("inf")  # noqa: E731
     return [
@@ -106,16 +110,30 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
             "tflops": row.tflops,
             "gb_s": row.gb_s,
             "predicted_us": predicted.get(row.kernel),
-            "vs_vendor": vendor / row.time_us if vendor and row.time_us else None,
+            **told(ratios.get(row.kernel)),
             "is_selected": row.kernel == choice.kernel.name,
         }
         for row in sorted(last.values(), key=by_time)
     ]
 
 
+def compare(vendor: Measurement, row: Measurement) -> Ratio:
+    """How many times as fast as the vendor's a kernel is; the vendor's own is as fast as itself."""
+    if row is vendor:
+        return Ratio(value=1.0, low=1.0, high=1.0)
+    return ratio(reading(vendor), reading(row))
+
+
+def told(found: Ratio | None) -> dict[str, Any]:
+    """What may be said of a ratio, and what it may be."""
+    if found is None:
+        return {"vs_vendor": None, "vs_vendor_interval": None}
+    return {"vs_vendor": found.told, "vs_vendor_interval": [found.low, found.high]}
+
+
 def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
     """The readings, for people."""
-    columns = ("time_us", "spread_us", "predicted_us", "tflops", "gb_s", "vs_vendor")
+    columns = ("time_us", "spread_us", "predicted_us", "tflops", "gb_s")
     listing(
         f"{problem.op} {problem.dtype} on {device}; * is what tilewise selects",
         ["", "us", "spread", "predicted", "TFLOPS", "GB/s", "vs vendor", "kernel"],
@@ -123,6 +141,7 @@ def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
             [
                 "*" if row["is_selected"] else "",
                 *("-" if row[c] is None else row[c] for c in columns),
+                spelled(row),
                 row["kernel"],
             ]
             for row in rows
@@ -131,3 +150,13 @@ def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
     for row in rows:
         if row["status"] != "ok":
             out.print(f"{row['kernel']}: {row['status']}: {row['message'].splitlines()[0]}")
+
+
+def spelled(row: dict[str, Any]) -> str:
+    """The ratio to the vendor's, with its interval where that leaves something to say."""
+    if row["vs_vendor_interval"] is None:
+        return "-"
+    if row["vs_vendor"] is None:
+        return NOISY
+    low, high = row["vs_vendor_interval"]
+    return Ratio(value=row["vs_vendor"], low=low, high=high).spell()

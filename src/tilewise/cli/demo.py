@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -15,18 +15,23 @@ from tilewise.cli.build import compile_all
 from tilewise.cli.console import JsonFlag, emit, err, out, table
 from tilewise.core.dtypes import tolerance
 from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_registry
 from tilewise.dispatch.registry import Registry
 from tilewise.engines import get_engine
 from tilewise.engines.device import detect
+from tilewise.judge.ratios import NOISY, Reading, ratio
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
+from tilewise.sweep.timing import CpuTimer, measure_in_turn
 
 CANDIDATES = 4
 """Kernels built per problem: the head of the ranking."""
+POLICY = Policy()
+"""How kernels and libraries are timed."""
 
 PROBLEMS: dict[str, Problem] = {
     "square GEMM": GemmProblem(m=768, n=768, k=768, layout="rrr"),
@@ -68,7 +73,13 @@ class Row:
     error: float = 0.0
     is_right: bool = False
     gflops: float = 0.0
+    spread: float = 0.0
+    """Of the chosen kernel's times, over their median."""
     vendors: dict[str, float] | None = None
+    vs_best: float | None = None
+    """Speed over the fastest library's; None where the readings do not tell."""
+    vs_best_interval: tuple[float, float] | None = None
+    comparison: str = ""
 
 
 def demo(as_json: JsonFlag = False) -> None:
@@ -122,16 +133,31 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
     row.summary = _summary(result.kernel)
     row.error = float(np.linalg.norm(result.out - expected) / np.linalg.norm(expected))
     row.is_right = row.error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
-    plan, _ = registry.dispatcher.plan(problem)
-    row.gflops = _gflops(problem, plan.bind(operands, result.out))
-    row.vendors = {}
-    libraries = [("NumPy", "numpy")] if problem.op == "gemm" else []
-    libraries += [("PyTorch", "torch")] if find_spec("torch") else []
-    for name, library in libraries:
-        kernel = VendorKernel(op_name=problem.op, library=library)
-        vendor = get_engine("vendor").plan(kernel, problem, registry.arch)
-        row.vendors[name] = _gflops(problem, vendor.bind(operands, result.out))
+    plans = {result.kernel: registry.dispatcher.plan(problem)[0]}
+    libraries = {"NumPy": "numpy"} if problem.op == "gemm" else {}
+    libraries |= {"PyTorch": "torch"} if find_spec("torch") else {}
+    vendors = {n: VendorKernel(op_name=problem.op, library=lib) for n, lib in libraries.items()}
+    for kernel in vendors.values():  # timed once, where it is what was chosen
+        plans.setdefault(kernel, get_engine("vendor").plan(kernel, problem, registry.arch))
+    calls = [plan.bind(operands, result.out) for plan in plans.values()]
+    readings = dict(zip(plans, _timed(calls), strict=True))
+    named = {name: readings[kernel] for name, kernel in vendors.items()}
+    compare(row, readings[result.kernel], named)
     return row
+
+
+def compare(row: Row, ours: Reading, vendors: Mapping[str, Reading]) -> None:
+    """Notes what the readings say, and no more than that."""
+    flops = row.problem.flops
+    row.gflops, row.spread = flops / ours.time_us / 1e3, ours.share
+    row.vendors = {name: flops / theirs.time_us / 1e3 for name, theirs in vendors.items()}
+    best = min(vendors.values(), key=lambda theirs: theirs.time_us, default=None)
+    if ours in vendors.values():
+        row.comparison = "its own"
+    elif best is not None:
+        found = ratio(best, ours)
+        row.vs_best, row.vs_best_interval = found.told, (found.low, found.high)
+        row.comparison = found.spell()
 
 
 def _summary(kernel: Kernel) -> str:
@@ -142,33 +168,28 @@ def _summary(kernel: Kernel) -> str:
     return f"{family} {'x'.join(map(str, getattr(kernel, 'tile', ())[:2]))}"
 
 
-def _gflops(problem: Problem, call: Callable[[], Any], seconds: float = 0.15) -> float:
-    """The median speed over about `seconds` of calls, after a warm-up."""
-    time.sleep(0.2)  # the idle threads of whoever ran last hold their cores for a while
-    call()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while len(times) < 5 or (time.perf_counter() < stop and len(times) < 10_000):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return problem.flops / float(np.median(times)) / 1e9
+def _timed(calls: Sequence[Callable[[], Any]]) -> list[Reading]:
+    """Every call's time, in turn, so that what else the machine does falls on all alike."""
+    timer = CpuTimer(POLICY, cache_bytes=0)
+    found = measure_in_turn(calls, timer, POLICY, lambda index: None)
+    return [Reading(time_us=t.time_us, spread_us=t.spread_us, rounds=POLICY.rounds) for t in found]
 
 
 def _show(rows: list[Row]) -> None:
     shown = []
     for row in rows:
         vendors = row.vendors or {}
-        best = max(vendors.values(), default=0.0)
         shown.append(
             [
                 *(row.label, row.summary, row.path),
                 "right" if row.is_right else f"WRONG ({row.error:.1e})",
-                f"{row.gflops:.1f}",
+                *(f"{row.gflops:.1f}", f"{row.spread:.0%}"),
                 *(f"{vendors[v]:.1f}" if v in vendors else "" for v in ("NumPy", "PyTorch")),
-                f"{row.gflops / best:.2f}x" if best else "",
+                row.comparison,
             ]
         )
     columns = ["problem", "kernel", "chosen by", "against float64"]
-    columns += ["tilewise GFLOPS", "NumPy", "PyTorch", "vs best"]
+    columns += ["GFLOPS", "spread", "NumPy", "PyTorch", "vs best"]
     table("Chosen, compiled and run on this machine", columns, shown)
+    if any(row.comparison == NOISY for row in rows):
+        out.print("This machine is busy: readings differ more than the kernels do.")

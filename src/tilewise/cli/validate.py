@@ -110,6 +110,19 @@ def validate(
     raise typer.Exit(0 if passed else 1)
 
 
+def against_the_vendor(summary: dict[str, Any]) -> str:
+    """The mean ratio with its interval, or why there is none."""
+    noisy = f"{summary['too_noisy']} of {summary['problems']} problems are too noisy to say"
+    if summary["vs_vendor"] is None:
+        return f"against the vendor: {noisy}" if summary["too_noisy"] else "the vendor has no times"
+    low, high = summary["vs_vendor_interval"]
+    told = (
+        f"against the vendor: {summary['vs_vendor']:.3g} times as fast (geometric mean, "
+        f"{low:.3g} to {high:.3g}), the best kernel {summary['best_vs_vendor']:.3g}"
+    )
+    return f"{told}; {noisy} and left out" if summary["too_noisy"] else told
+
+
 def checks(summary: dict[str, Any], limits: dict[str, float | None]) -> list[dict[str, Any]]:
     """Each limit that was given, beside what was found; what could not be found has failed."""
     reached = {**(summary["efficiency"] or {}), "vs_vendor": summary["vs_vendor"]}
@@ -135,7 +148,8 @@ def tell(outcome: Validation, report: dict[str, Any]) -> None:
         [
             [
                 100 * v.efficiency,
-                *("-" if x is None else x for x in (v.vs_vendor, v.chosen_us)),
+                "-" if v.ratio is None else v.ratio.spell(),
+                "-" if v.chosen_us is None else v.chosen_us,
                 *(v.best_us, "-" if v.vendor_us is None else v.vendor_us),
                 spell_problem(v.problem),
             ]
@@ -157,11 +171,7 @@ def tell(outcome: Validation, report: dict[str, Any]) -> None:
         table("% of the best", ["", *shares], lines)
         hits = ", ".join(f"{summary[f'top{k}']:g} % in {k}" for k in (1, 3, 5, 10))
         out.print(f"the best is ranked first or early: {hits}")
-    if summary["vs_vendor"]:
-        out.print(
-            f"against the vendor: {summary['vs_vendor']:.3g} times as fast (geometric mean), "
-            f"the best kernel {summary['best_vs_vendor']:.3g}"
-        )
+    out.print(against_the_vendor(summary), soft_wrap=True)
     chosen_by = ", ".join(f"{n} by the {path}" for path, n in summary["paths"].items())
     noise = "" if summary["noise"] is None else f"; readings spread by {summary['noise']:.1%}"
     out.print(f"chosen {chosen_by or 'nowhere'}{noise}")

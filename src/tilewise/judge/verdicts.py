@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import BUILD_FAILURES, Measurement
+from tilewise.core.measurement import BUILD_FAILURES, Measurement, json_object
 from tilewise.core.problem import Problem
+from tilewise.judge.ratios import Ratio, Reading, geometric_mean, ratio
 
 TOP = (1, 3, 5, 10)
 
@@ -37,6 +39,8 @@ class Verdict:
     """Where the best stands in the ranking, from 1; None where it was not ranked."""
     vendor: str | None
     vendor_us: float | None
+    ratio: Ratio | None
+    """The vendor's time over the chosen kernel's, as far as the readings tell."""
     kernels: int
     """How many gave a right result."""
     spread: float | None
@@ -52,10 +56,11 @@ class Verdict:
 
     @property
     def vs_vendor(self) -> float | None:
-        """The vendor's time over the chosen kernel's: above 1, the choice is faster."""
-        if self.vendor_us is None or self.chosen_us is None:
-            return None
-        return self.vendor_us / self.chosen_us
+        """The vendor's time over the chosen kernel's: above 1, the choice is faster.
+
+        None where either failed, and where their spread swallows it.
+        """
+        return None if self.ratio is None else self.ratio.told
 
     def to_dict(self) -> dict[str, Any]:
         names = ("path", "chosen", "chosen_us", "best", "best_us", "place", "vendor", "vendor_us")
@@ -65,6 +70,7 @@ class Verdict:
             **{name: getattr(self, name) for name in names},
             "efficiency": 100 * self.efficiency,
             "vs_vendor": self.vs_vendor,
+            "vs_vendor_interval": self.ratio and [self.ratio.low, self.ratio.high],
             "kernels": self.kernels,
             "spread": self.spread,
             "failures": dict(self.failures),
@@ -92,7 +98,8 @@ def judge(
     chosen = next((n for n in names if n in held and not _is_unbuilt(held[n])), names[0])
     right = [row for row in every if row.kernel in good and row.is_ok and row.time_us]
     contest = _contest(right, chosen)
-    times = {name: row.time_us or 0.0 for name, row in (contest or good).items()}
+    read = contest or good
+    times = {name: row.time_us or 0.0 for name, row in read.items()}
     best = min(times, key=lambda name: times[name])
     vendors = [n for n in times if held[n].engine == "vendor"]
     vendor = min(vendors, key=lambda name: times[name], default=None)
@@ -107,11 +114,26 @@ def judge(
         place=names.index(best) + 1 if best in names else None,
         vendor=vendor,
         vendor_us=times[vendor] if vendor else None,
+        ratio=_ratio(read, chosen, vendor),
         kernels=len(good),
-        spread=_spread(contest or good),
+        spread=_spread(read),
         again=_again(right, contest),
         failures=Counter(row.status for row in held.values() if not row.is_ok),
     )
+
+
+def reading(row: Measurement) -> Reading:
+    """A right result's time; among leaders it comes from as many rounds as the policy has."""
+    rounds = json_object(row.policy, "a policy").get("rounds", 1) if row.stage == "leader" else 1
+    return Reading(time_us=row.time_us or inf, spread_us=row.spread_us or 0.0, rounds=rounds)
+
+
+def _ratio(rows: Mapping[str, Measurement], chosen: str, vendor: str | None) -> Ratio | None:
+    if vendor is None or chosen not in rows:
+        return None
+    if chosen == vendor:  # one reading is as fast as itself
+        return Ratio(value=1.0, low=1.0, high=1.0)
+    return ratio(reading(rows[vendor]), reading(rows[chosen]))
 
 
 def why_unjudged(rows: Iterable[Measurement]) -> str:
@@ -166,13 +188,19 @@ def summarise(verdicts: Sequence[Verdict], *, unjudged: int = 0) -> dict[str, An
     for verdict in verdicts:
         failures.update(verdict.failures)
     spreads = [v.spread for v in verdicts if v.spread is not None]
+    ratios = [v.ratio for v in verdicts if v.ratio is not None]
+    mean = geometric_mean(ratios)
     found: dict[str, Any] = {
         "problems": len(verdicts),
         "unjudged": unjudged,
         "efficiency": percentages([v.efficiency for v in verdicts]),
         "oracle_again": percentages([v.again for v in verdicts if v.again is not None]),
-        "vs_vendor": geomean([v.vs_vendor for v in verdicts]),
-        "best_vs_vendor": geomean([v.vendor_us and v.vendor_us / v.best_us for v in verdicts]),
+        "vs_vendor": round(mean.value, 4) if mean and mean.is_clear else None,
+        "vs_vendor_interval": mean and [round(mean.low, 4), round(mean.high, 4)],
+        "too_noisy": sum(not r.is_clear for r in ratios),
+        "best_vs_vendor": geomean(
+            [v.vendor_us and v.vendor_us / v.best_us for v in verdicts if v.vs_vendor]
+        ),
         "paths": dict(Counter(v.path for v in verdicts)),
         "chosen_failed": sum(v.chosen_us is None for v in verdicts),
         "failures": dict(failures),

@@ -166,6 +166,7 @@ def _matmul_slowly_into(
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
+    a, b = a.resolve_neg(), b.resolve_neg()
     if why:
         if out.layout is not torch.strided or type(out) not in PLAIN:
             return leave(why, their_matmul, a, b, out), None

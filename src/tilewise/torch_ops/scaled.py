@@ -97,7 +97,9 @@ def _factors(name: str, scale: Tensor, a: Tensor, length: int, is_rows: bool) ->
             f"{name} has shape {tuple(scale.shape)}; pass one factor or {length} of them"
         )
     flat = scale.reshape(-1)
-    return flat.expand(length).contiguous() if is_rows else flat
+    if is_rows:
+        return flat.expand(length).contiguous()
+    return flat if flat.numel() else flat.new_ones(1)  # no rows to scale
 
 
 def _first_sums(key: Any, tensors: tuple[Tensor, ...]) -> Tensor:
