@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Progress bars even where the output is a file: an installation in silence looks like a hang.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-quick check extras models fuzz gpu-test gpu-memcheck format clean
+.PHONY: docs demo test test-quick check extras models fuzz gpu-test gpu-memcheck format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
@@ -24,6 +24,11 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site in build/site; a broken link or page is an error.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # Every extra of pyproject.toml resolves on plain PyPI; nothing is installed.
 extras: $(VENV)/.test
