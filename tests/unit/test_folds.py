@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tilewise.errors import FileError, InputError
+from tilewise.core.sealed import seal
+from tilewise.errors import InputError, ModelError
 from tilewise.learn.cross import SEEN, cross_validate
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.evaluate import read_folds
@@ -75,14 +76,15 @@ def test_damaged_folds_of_a_model_are_said(tmp_path: Path) -> None:
     columns = {"problem": ["p"], "kernel": ["k"], "score": [1.0], "predicted_us": [2.0]}
     for written, kept, says in (
         ({"p": 0}, list(columns), ""),
-        ([0], list(columns), "holds no object"),
+        ([0], list(columns), "names no folds"),
+        ({"p": "0"}, list(columns), "names no folds"),
         ({"p": 0}, list(columns)[:3], "predicted_us"),
     ):
-        (tmp_path / "folds.json").write_text(json.dumps(written))
         table = pa.table({name: columns[name] for name in kept})
         parquet.write_table(table, tmp_path / "oof.parquet")
+        seal(tmp_path, {"folds.json": json.dumps(written).encode()}, {})
         if not says:
             assert read_folds(tmp_path) == ({"p": 0}, {("p", "k"): (1.0, 2.0)})
             continue
-        with pytest.raises(FileError, match=says):
+        with pytest.raises(ModelError, match=says):
             read_folds(tmp_path)

@@ -154,7 +154,12 @@ def test_measured_problems_of_plain_lists_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("body", "why"),
-    [(b"[" * 100_000, "RecursionError"), (b"[]", "TypeError"), (b"{}", "KeyError"), (b"", "JSON")],
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[]", "TypeError"),
+        (b"{}", "KeyError"),
+        (b"", "JSON"),
+    ],
 )
 def test_a_body_that_is_none_is_refused(
     small_model: Path, tmp_path: Path, body: bytes, why: str

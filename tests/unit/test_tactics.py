@@ -20,6 +20,7 @@ from tilewise.engines.toolchain import why_no_compiler
 from tilewise.errors import InputError
 from tilewise.learn.dataset import Dataset, features_of, from_measurements
 from tilewise.learn.fit import Trainer
+from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.learn.train import save, train
@@ -166,7 +167,7 @@ def test_a_warm_start_without_the_vendors_rows_keeps_its_forest(
     fresh = [replace(p, m=p.m + 3) for p in told_data.problems]  # type: ignore[type-var]
     others = replace(told_data.keep(own[told_data.kernel_index]), problems=tuple(fresh), tactics={})
     again = train(others, PARAMS, fold_count=3, continue_from=told_model)
-    assert again.texts[VENDOR] == forest_text(told_model, VENDOR)
+    assert again.texts[VENDOR] == checked_text(forest_text(told_model, VENDOR))
 
 
 def test_measurements_carry_it(tmp_path: Path) -> None:

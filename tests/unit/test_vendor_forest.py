@@ -15,6 +15,7 @@ from tilewise.engines.toolchain import why_no_compiler
 from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
+from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
 from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.learn.train import save, train
@@ -124,6 +125,6 @@ def test_a_warm_start_continues_both(vendor_data: Dataset, tmp_path: Path) -> No
     others = np.array([k.engine != VENDOR for k in vendor_data.kernels])
     kept = vendor_data.keep(others[vendor_data.kernel_index])
     again = train(kept, PARAMS, fold_count=3, continue_from=tmp_path)
-    assert again.texts[VENDOR] == forest_text(tmp_path, VENDOR)
+    assert again.texts[VENDOR] == checked_text(forest_text(tmp_path, VENDOR))
     with pytest.raises(ModelError, match=r"vendor_trees\) is True, here it is False"):
         train(vendor_data, replace(PARAMS, vendor_trees=0), continue_from=tmp_path)

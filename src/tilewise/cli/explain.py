@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +20,15 @@ from tilewise.cli.console import (
     spell_values,
     table,
 )
-from tilewise.cli.models import ModelOption, measured_kernels, pick_model
+from tilewise.cli.models import ModelOption, pick_model
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
+from tilewise.selection.opening import measured_kernels
+from tilewise.selection.selector import why_foreign
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
 
@@ -43,7 +47,7 @@ def explain(
 
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
-    found = pick_model(model, op, chosen, dtype)
+    found = fitting_model(model, problem, chosen, dtype)
     selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
     report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
     if as_json:
@@ -60,6 +64,15 @@ def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:
     if op.why_unusable(kernel, larger, arch) is not None:
         return None
     return copy_us(problem, larger, arch)
+
+
+def fitting_model(folder: Path | None, problem: Problem, arch: Arch, dtype: str | None) -> Model:
+    """The model asked for, or the first that fits; one made for something else is refused."""
+    found = pick_model(folder, problem.op, arch, dtype)
+    why = why_foreign(found, problem, arch)
+    if why is not None:
+        raise InputError(f"{found.name} cannot be asked: {why}; name another with --model")
+    return found
 
 
 def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
@@ -154,7 +167,7 @@ def predict(
 
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
-    found = pick_model(model, op, chosen, dtype)
+    found = fitting_model(model, problem, chosen, dtype)
     kernels = [get_op(op).kernel_from_name(name) for name in kernel or ()]
     why_unusable = get_op(op).why_unusable
     kernels = kernels or [

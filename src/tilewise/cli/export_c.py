@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewise.cli.console import ArchOption, JsonFlag, emit, out
-from tilewise.cli.models import measured_kernels
+from tilewise.cli.models import given_model
 from tilewise.errors import FileError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import replace_text
@@ -28,11 +28,11 @@ def export_c(
 ) -> None:
     """Writes features, forest and ranking as C11 that is also C++17 and needs no library."""
     from tilewise.core.arch import load_arch
-    from tilewise.core.model import load_model
     from tilewise.ops.configs import load_kernels
     from tilewise.selection.export_c import export_c as render
+    from tilewise.selection.opening import measured_kernels
 
-    found = load_model(model)
+    found = given_model(model)
     figures = found.figures_for(load_arch(arch) if arch else None)
     pool = measured_kernels(found)
     try:

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model
 from tilewise.errors import InputError, ModelError
-from tilewise.ops.contract import get_op
 from tilewise.selection.models import find_models
+from tilewise.selection.opening import open_model
 
 ModelOption = Annotated[
     Path | None,
@@ -24,7 +23,7 @@ StoresArgument = Annotated[list[Path], typer.Argument(help="Stores of measuremen
 def given_model(folder: Path) -> Model:
     """The model that the user named; one that cannot be used is bad input."""
     try:
-        return load_model(folder)
+        return open_model(folder)
     except ModelError as error:
         raise InputError(str(error)) from None
 
@@ -37,10 +36,4 @@ def pick_model(folder: Path | None, op: str, arch: Arch, dtype: str | None) -> M
     if not found:
         what = f"{op} on {arch.name}" + (f" in {dtype}" if dtype else "")
         raise InputError(f"there is no model for {what}; name one with --model, or `train` one")
-    return load_model(found[0])
-
-
-def measured_kernels(model: Model) -> list[Kernel]:
-    """The kernels that the model was trained on."""
-    op = get_op(model.op)
-    return [op.kernel_from_name(name) for name in model.manifest.get("kernels", ())]
+    return open_model(found[0])

@@ -226,6 +226,11 @@ def to_c(expression: Expression, names: Mapping[str, str], words: Categories) ->
     return _c(expression.tree, names, words)
 
 
+def check_compiles(expression: Expression, words: Categories) -> None:
+    """Raises where an expression has no compiled form: powers, and text where numbers belong."""
+    _c(expression.tree, dict.fromkeys(expression.fields, "x"), words)
+
+
 def _c(node: ast.expr, names: Mapping[str, str], words: Categories) -> str:
     def rest(child: ast.expr) -> str:
         return _c(child, names, words)

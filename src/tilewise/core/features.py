@@ -16,8 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.compile_expr import Array, encode, evaluate
+from tilewise.core.compile_expr import Array, check_compiles, encode, evaluate
 from tilewise.core.expressions import Expression, parse
+from tilewise.core.source import identifier, word
 from tilewise.errors import ExpressionError
 
 ARCH, PROBLEM, KERNEL, MIXED = 0, 1, 2, 3
@@ -25,6 +26,8 @@ ARCH, PROBLEM, KERNEL, MIXED = 0, 1, 2, 3
 _PREFIX = {"p": PROBLEM, "v": PROBLEM, "k": KERNEL, "a": ARCH}
 ABSENT = -1.0
 """A numeric trait that a kind of kernel does not have; absent text is an unknown word, 0."""
+MOST_NAMES = 2048
+"""Fields, helpers and features of one set together: compiled code keeps their values on a stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,23 @@ class FeatureSet:
         columns = self.evaluate(rows, list(self.features), given)
         return np.column_stack([columns[name] for name in self.features])
 
+    def check(self) -> None:
+        """Raises unless every name, word and definition can be evaluated and written as source."""
+        names = [*(f.name for f in self.fields), *self.helpers, *self.features]
+        if len(names) > MOST_NAMES:
+            raise ExpressionError(f"{len(names)} names are defined; {MOST_NAMES} are allowed")
+        for name in names:
+            identifier(name)
+        for field in self.fields:
+            if field.name.partition("_")[0] not in _PREFIX:
+                raise ExpressionError(f"the field {field.name!r} starts with none of p_ v_ k_ a_")
+            for each in field.words:
+                word(each)
+        if len(set(names)) < len(names):
+            raise ExpressionError("a name is defined twice")
+        for expression in self.expressions.values():
+            check_compiles(expression, self.words)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; definitions are lists because their order matters."""
         return {
@@ -183,12 +203,24 @@ class FeatureSet:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The set that `to_dict` wrote."""
-        return cls(
+        """The set that `to_dict` wrote; what cannot be evaluated and compiled is refused."""
+        helpers, features = _definitions(values["helpers"]), _definitions(values["features"])
+        made = cls(
             tuple(Field(name=f["name"], words=tuple(f["words"])) for f in values["fields"]),
-            dict(values["helpers"]),
-            dict(values["features"]),
+            dict(helpers),
+            dict(features),
         )
+        if len(made.helpers) + len(made.features) < len(helpers) + len(features):
+            raise ExpressionError("a name is defined twice")
+        made.check()
+        return made
+
+
+def _definitions(listed: Any) -> list[tuple[str, str]]:
+    found = [(name, source) for name, source in listed]
+    if not all(isinstance(text, str) for pair in found for text in pair):
+        raise ExpressionError("a definition is a name and an expression, both text")
+    return found
 
 
 def _length(columns: Mapping[str, Array]) -> int:

@@ -21,6 +21,7 @@ from tilewise.errors import ModelError
 
 MAX_THRESHOLDS = 255
 MAX_LEAVES = 255
+MAX_FEATURES = 2048
 _INT_LIMIT = 2**31 - 1
 _WALKS_AT_ONCE = 200_000
 """Rows times trees; more would leave the cache."""
@@ -113,6 +114,7 @@ class Forest:
         return forest
 
     def _check(self) -> None:
+        """Raises on anything that scorers, which read these arrays in C, do not allow for."""
         nodes = len(self.node_feature)
         trees = len(self.node_start)
         sound = (
@@ -124,20 +126,46 @@ class Forest:
             and self.node_start[[0, -1]].tolist() == [0, nodes]
             and self.leaf_start[[0, -1]].tolist() == [0, len(self.leaf)]
             and bool(np.all(np.diff(self.node_start) == np.diff(self.leaf_start) - 1))
-            and bool(np.all(np.diff(self.node_start) >= 0))
+            and bool(np.all(np.diff(self.node_start) >= 1))
+            and self.max_leaves <= MAX_LEAVES
+            and len(self.features) == len(set(self.features)) <= MAX_FEATURES
+            and bool(np.isfinite([self.scale, self.offset]).all())
+            and all(bool(np.isfinite(t).all() and (np.diff(t) > 0).all()) for t in self.thresholds)
         )
-        if sound and nodes:
-            sizes = np.diff(self.node_start)
-            own = np.arange(nodes, dtype=np.int32) - np.repeat(self.node_start[:-1], sizes)
-            size = np.repeat(sizes, sizes)
-            least, most = int(self.node_feature.min()), int(self.node_feature.max())
-            sound = least >= 0 and most < len(self.features)
-            for child in (self.left, self.right):
-                # A child after its parent rules out cycles, so every walk ends.
-                inside = np.where(child >= 0, (child > own) & (child < size), ~child <= size)
-                sound = sound and bool(inside.all())
-        if not sound:
+        if not sound or (nodes and not (self._are_trees() and self._are_splits())):
             raise ValueError("the forest's arrays do not fit together")
+        if self._most() > _INT_LIMIT:
+            raise ValueError("the sum of the forest's leaves can overflow")
+
+    def _are_trees(self) -> bool:
+        """Whether children follow their parents, and every node and leaf has exactly one."""
+        sizes = np.diff(self.node_start).astype(np.int64)
+        own = np.arange(len(self.left)) - np.repeat(self.node_start[:-1], sizes)
+        size = np.repeat(sizes, sizes)
+        first, leaf = np.repeat(self.node_start[:-1], sizes), np.repeat(self.leaf_start[:-1], sizes)
+        places = [self.node_start[:-1].astype(np.int64)]  # roots, which have no parent
+        for child in (self.left.astype(np.int64), self.right.astype(np.int64)):
+            inside = np.where(child >= 0, (child > own) & (child < size), ~child <= size)
+            if not inside.all():
+                return False
+            places.append(np.where(child >= 0, first + child, len(self.left) + leaf + ~child))
+        seen = np.bincount(np.concatenate(places), minlength=len(self.left) + len(self.leaf))
+        return bool((seen == 1).all())
+
+    def _are_splits(self) -> bool:
+        """Whether every node asks for a threshold that its feature has."""
+        counts = np.array([len(t) for t in self.thresholds], np.int64)
+        known = (self.node_feature >= 0) & (self.node_feature < len(counts))
+        if not known.all():
+            return False
+        return bool(((self.node_bin >= 0) & (self.node_bin < counts[self.node_feature])).all())
+
+    def _most(self) -> int:
+        """The largest sum, either way, that trees can add up to."""
+        if not self.num_trees:
+            return 0
+        largest = np.maximum.reduceat(np.abs(self.leaf.astype(np.int64)), self.leaf_start[:-1])
+        return int(largest.sum())
 
 
 def from_lightgbm(text: str, names: Sequence[str]) -> Forest:

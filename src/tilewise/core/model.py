@@ -16,9 +16,7 @@ Nothing is pickled; loading needs neither LightGBM nor a dataframe library.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,18 +28,16 @@ import numpy as np
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
-from tilewise.core.features import FeatureSet, Rows
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.features import ARCH, MIXED, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest
-from tilewise.core.packed import Numbers, inflated
+from tilewise.core.packed import Numbers
+from tilewise.core.sealed import MANIFEST, MODEL_SCHEMA, SERVED, SealedFolder, as_json, seal
+from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, ModelError
 
-MODEL_SCHEMA = 4
-"""1 had plain lists in place of packed numbers, 2 no forest of the vendor's, 3 its numbers in
-base64 among the rest; all are read."""
-_BODY, _NUMBERS = "model.json.gz", "numbers.gz"
-_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-_GZIP = zlib.MAX_WBITS | 16
-_SPEC, _MANIFEST = "feature_spec.json", "manifest.json"
+_BODY, _NUMBERS, _SPEC, _METRICS = SERVED
+_DAMAGES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,12 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        tables = {n: {k: tuple(v) for k, v in values[n].items()} for n in _TABLES}
-        return cls(terms=tuple(values["terms"]), **tables)
+        tables = {n: {k: tuple(map(float, v)) for k, v in values[n].items()} for n in _TABLES}
+        found = cls(terms=tuple(map(str, values["terms"])), **tables)
+        factors = [f for table in tables.values() for f in table.values()]
+        if any(len(f) != len(found.terms) or not np.isfinite(f).all() for f in factors):
+            raise ValueError("a calibration has other factors than terms, or infinite ones")
+        return found
 
 
 VENDOR = "vendor"
@@ -133,6 +133,10 @@ class Measured:
             raise ValueError(
                 "the measured problems, their places and efficiencies differ in number"
             )
+        if not len(found.points) or not np.isfinite(found.points).all():
+            raise ValueError("no problem was measured, or one at no place")
+        if not 0 <= found.reach < np.inf:
+            raise ValueError(f"the reach is {found.reach}")
         return found
 
 
@@ -218,7 +222,9 @@ def check_place(folder: Path) -> None:
         ) from None
     if Path.cwd().is_relative_to(place):
         raise FileError(f"{folder} is the folder that this runs in; name one below it")
-    others = there - {_MANIFEST, *_manifest(folder)["files"]} if _MANIFEST in there else there
+    others = there
+    if MANIFEST in there:
+        others = there - {MANIFEST, *SealedFolder(folder).manifest["files"]}
     if others:
         raise FileError(
             f"{folder} holds what is no model's ({', '.join(sorted(others)[:3])}); "
@@ -268,26 +274,13 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     files: dict[str, bytes] = {
         _BODY: _packed(json.dumps(body, separators=(",", ":")).encode()),
         _NUMBERS: _packed(numbers.data),
-        _SPEC: _json(model.features.to_dict()),
+        _SPEC: as_json(model.features.to_dict()),
     }
     files |= {f"{name}.txt.gz": _packed(text.encode()) for name, text in texts.items()}
-    files |= {f"{name}.json": _json(value) for name, value in extra.items()}
-    files["metrics.json"] = _json(dict(model.metrics))
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    others = sorted(folder.glob("*.parquet"))
-    seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in others}
-    manifest = {
-        **model.manifest,
-        "schema": MODEL_SCHEMA,
-        "op": model.op,
-        "arch": model.arch,
-        "device": model.device,
-        "dtypes": list(model.dtypes),
-        "files": dict(sorted(seals.items())),
-    }
-    (folder / _MANIFEST).write_bytes(_json(manifest))
+    files |= {f"{name}.json": as_json(value) for name, value in extra.items()}
+    files[_METRICS] = as_json(dict(model.metrics))
+    own = {"op": model.op, "arch": model.arch, "device": model.device}
+    seal(folder, files, {**model.manifest, **own, "dtypes": list(model.dtypes)})
 
 
 def _packed(data: bytes | bytearray) -> bytes:
@@ -297,46 +290,40 @@ def _packed(data: bytes | bytearray) -> bytes:
 
 def forest_text(folder: Path, name: str) -> str:
     """The LightGBM text of a forest in a model's folder."""
-    path = folder / f"{name}.txt.gz"
-    plain = folder / f"{name}.txt"  # before schema 3
+    sealed = SealedFolder(folder)
+    plain = f"{name}.txt"  # before schema 3
+    data = sealed.read(plain) if plain in sealed else sealed.unpacked(f"{name}.txt.gz")
     try:
-        if plain.exists() and not path.exists():
-            return plain.read_text()
-        return gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"{path} cannot be read: {reason}") from None
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{folder} is damaged: the text of {name}: {error}") from None
 
 
 def load_model(folder: Path | str) -> Model:
     """The model in `folder`; damaged, foreign or newer ones are refused with the reason."""
-    path = Path(folder)
-    manifest = _manifest(path)
+    sealed = SealedFolder(folder)
+    manifest = sealed.manifest
     try:
-        spec = _checked(path, _SPEC, manifest)
-        body = json.loads(_unpacked(path, _BODY, manifest))
-        has_numbers = manifest["schema"] >= 4
-        numbers = Numbers(_unpacked(path, _NUMBERS, manifest) if has_numbers else b"")
+        body = loads(sealed.unpacked(_BODY))
+        numbers = Numbers(sealed.unpacked(_NUMBERS) if manifest["schema"] >= 4 else b"")
         model = Model(
-            op=str(manifest["op"]),
-            arch=str(manifest["arch"]),
-            device=str(manifest.get("device", "")),
+            op=manifest["op"],
+            arch=manifest["arch"],
+            device=manifest.get("device", ""),
             dtypes=tuple(manifest["dtypes"]),
             has_base=bool(body["has_base"]),
-            features=FeatureSet.from_dict(json.loads(spec)),
+            features=FeatureSet.from_dict(sealed.json(_SPEC)),
             forests={name: Forest.from_dict(f, numbers) for name, f in body["forests"].items()},
             calibration=Calibration.from_dict(body["calibration"]),
             measured=Measured.from_dict(body["measured"], numbers),
             manifest=manifest,
-            metrics=_metrics(path),
+            metrics=dict(sealed.json(_METRICS)) if _METRICS in sealed else {},
         )
         _check_parts(model)
+        _check_scopes(model)
+        _check_figures(model)
     except _DAMAGES as error:
-        raise ModelError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+        raise ModelError(f"{folder} is damaged: {type(error).__name__}: {error}") from None
     return model
 
 
@@ -344,69 +331,36 @@ def _check_parts(model: Model) -> None:
     """Raises where files are sound but of different models."""
     known = {*model.features.features, *model.features.helpers}
     used = {name for forest in model.forests.values() for name in forest.features}
+    used |= {"calibrated_us"} if model.has_base else set()
+    used |= {"is_vendor"} if VENDOR in model.forests else set()
     foreign = sorted({*used, *model.measured.axes} - known)
     if foreign:
         raise ValueError(f"{_SPEC} does not define {foreign[0]}, which {_BODY} uses")
-    kernels = model.manifest.get("kernels", [])
-    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
-        raise ValueError(f"{_MANIFEST} names no list of kernels")
+    missing = [name for name in ("rank", "level") if name not in model.forests]
+    if missing:
+        raise ValueError(f"{_BODY} has no forest {missing[0]}")
+    if not model.dtypes or not set(model.dtypes) <= set(DTYPES):
+        raise ValueError(f"{MANIFEST}: dtypes are {list(model.dtypes)[:8]}")
 
 
-def _unpacked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """What a compressed file holds."""
-    try:
-        return inflated(_checked(path, name, manifest), _GZIP)
-    except (ValueError, zlib.error) as error:
-        raise ModelError(f"{path} is damaged: {name}: {error}") from None
+def _check_scopes(model: Model) -> None:
+    """Raises where what must be known of a problem alone depends on kernels, or the other way."""
+    scopes = model.features.scopes
+    for name in (*model.forests["level"].features, *model.measured.axes):
+        if scopes[name] not in (ARCH, PROBLEM):
+            raise ValueError(f"{name} depends on the kernel; a level and an axis may not")
+    if model.has_base and scopes["calibrated_us"] != MIXED:
+        raise ValueError("calibrated_us does not depend on both problem and kernel")
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-    except OSError as error:
-        raise ModelError(
-            f"{path} is no model: {_MANIFEST} cannot be read ({error.strerror}); "
-            "a model is a folder that `train` makes"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged: {_MANIFEST} is not JSON: {error}") from None
-    if (
-        not isinstance(manifest, dict)
-        or type(manifest.get("schema")) is not int
-        or not isinstance(manifest.get("files"), dict)
-    ):
-        raise ModelError(
-            f"{path} is foreign: {_MANIFEST} has no schema or no files; `train` makes models"
-        )
-    schema = manifest["schema"]
-    if schema > MODEL_SCHEMA:
-        raise ModelError(
-            f"{path} has schema {schema}; this version reads up to {MODEL_SCHEMA}. Update tilewise"
-        )
-    return manifest
-
-
-def _checked(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """The bytes of a file whose checksum is the manifest's."""
-    wanted = manifest["files"].get(name)
-    if wanted is None:
-        raise ModelError(f"{path} is damaged: its manifest does not list {name}")
-    try:
-        data = (path / name).read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path} is damaged: {name}: {error.strerror}") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != wanted:
-        raise ModelError(
-            f"{path} is damaged: {name} has sha256 {found[:16]}..., "
-            f"the manifest says {str(wanted)[:16]}..."
-        )
-    return data
-
-
-def _metrics(path: Path) -> dict[str, Any]:
-    try:
-        metrics = json.loads((path / "metrics.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
+def _check_figures(model: Model) -> None:
+    """Raises where the measured device is no device of the architecture."""
+    figures = model.manifest.get("figures", {})
+    peaks = figures.get("peak_tflops", {})
+    plain = [value for name, value in figures.items() if name != "peak_tflops"]
+    for value in (*plain, *peaks.values()):
+        if type(value) not in (int, float) or not 0 <= value < 1e18:
+            raise ValueError(f"{MANIFEST}: a figure is {value!r}; figures are numbers")
+    arch = model.trained_on
+    if min(arch.compute_units, arch.clock_mhz, arch.memory_gb_s, *arch.peak_tflops.values()) <= 0:
+        raise ValueError(f"{MANIFEST}: a figure is 0")

@@ -74,6 +74,8 @@ class Numbers:
 
     def get_lines(self, packed: str, count: int) -> Lines:
         """The lines that `put_lines` described."""
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{count!r:.24} is no number of lines")
         if _PLACE.fullmatch(packed):
             return Lines(self.get(packed, np.uint8).tobytes(), count)
         return Lines(b64decode(packed, validate=True), count)

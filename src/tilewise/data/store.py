@@ -32,7 +32,8 @@ from tilewise.data.schema import (
     holding,
     to_table,
 )
-from tilewise.errors import NoStoreError, StoreError
+from tilewise.errors import FileError, NoStoreError, StoreError
+from tilewise.problems.tables import read_parquet
 
 DAMAGED = ".damaged"
 ROWS_PER_SHARD = 5000
@@ -234,15 +235,16 @@ def write_shard(path: Path, table: Any, *, level: int = 1) -> None:
 def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:
     """A shard's rows; a torn or foreign file is refused by name."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    wanted = arrow_schema().names if columns is None else list(columns)
+
+    def choose(schema: Any) -> list[str]:
+        check_schema(schema, path.name)
+        return columns_to_read(wanted, schema.names)
 
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            check_schema(file.schema_arrow, path.name)
-            wanted = arrow_schema().names if columns is None else list(columns)
-            present = columns_to_read(wanted, file.schema_arrow.names)
-            return conform(file.read(columns=present), f"the shard {path}", wanted)
-    except (OSError, pa.ArrowException) as error:
+        return conform(read_parquet(path, choose), f"the shard {path}", wanted)
+    except (FileError, pa.ArrowException) as error:
         raise StoreError(
             f"the shard {path} cannot be read ({error}); "
             "restore it from its source or move it away, then run `data check`"

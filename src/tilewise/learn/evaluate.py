@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
 from tilewise.core.model import Model, load_model
-from tilewise.errors import FileError, InputError
+from tilewise.core.sealed import SealedFolder
+from tilewise.errors import FileError, InputError, ModelError
 from tilewise.learn.calibrate import kernel_factors
 from tilewise.learn.cross import SEEN, Progress, cross_validate, silent
 from tilewise.learn.dataset import Dataset
@@ -22,6 +24,7 @@ from tilewise.learn.score import Judgement, analytic_us, judge, summary
 from tilewise.learn.slices import shape_family
 from tilewise.learn.split import saved_folds
 from tilewise.problems.problem_set import ProblemSet
+from tilewise.problems.tables import read_parquet
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +115,17 @@ def model_scores(model: Model, data: Dataset) -> tuple[Array, Array]:
 
 def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[float, float]]]:
     """The fold of each problem of a model, and score and time of what was scored, by names."""
-    from pyarrow import parquet
-
     names = ["problem", "kernel", "score", "predicted_us"]
+    folds = saved_folds(path)
     try:
-        table = parquet.read_table(path / "oof.parquet").select(names).to_pydict()
-    except (OSError, ValueError, KeyError) as error:
-        raise FileError(
-            f"{path}: oof.parquet is needed to judge ({error}); `train` writes it, and for shipped "
-            "models `make models` does"
-        ) from None
-    rows = zip(*(table[name] for name in names), strict=True)
-    held = {(problem, kernel): (score, us) for problem, kernel, score, us in rows}
-    return saved_folds(path), held
+        found = read_parquet(SealedFolder(path).read("oof.parquet"), lambda schema: names)
+        table = [found.column(name).to_pylist() for name in names]
+        held = {(p, k): (float(s), float(us)) for p, k, s, us in zip(*table, strict=True)}
+    except (FileError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: oof.parquet, needed to judge, is damaged: {error}") from None
+    if not all(isfinite(score) and us > 0 for score, us in held.values()):
+        raise ModelError(f"{path}: oof.parquet, needed to judge, holds scores that are no numbers")
+    return folds, held
 
 
 def leave_one_out(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from tilewise.core.identity import digest
 from tilewise.core.problem import Problem
-from tilewise.errors import FileError, InputError
+from tilewise.core.sealed import SealedFolder
+from tilewise.errors import InputError, ModelError
 
 
 def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
@@ -52,11 +52,7 @@ def _shuffled(key: str, seed: int) -> str:
 
 def saved_folds(folder: Path) -> dict[str, int]:
     """Problem -> fold, as a model's folder has it."""
-    place = folder / "folds.json"
-    try:
-        found = json.loads(place.read_text())
-    except (OSError, ValueError) as error:
-        raise FileError(f"{place}, which names what a model has seen: {error}") from None
-    if not isinstance(found, dict):
-        raise FileError(f"{place}, which names what a model has seen, holds no object")
+    found = SealedFolder(folder).json("folds.json")
+    if not isinstance(found, dict) or not all(type(fold) is int for fold in found.values()):
+        raise ModelError(f"{folder}: folds.json, which names what it has seen, names no folds")
     return found

@@ -9,6 +9,7 @@ from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.errors import ModelError
 from tilewise.learn.fit import Start, Trainer
 from tilewise.learn.forests import text_names
+from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
 from tilewise.learn.split import saved_folds
 
@@ -16,14 +17,14 @@ from tilewise.learn.split import saved_folds
 def warm_names(folder: Path) -> tuple[str, ...]:
     """The features of the old ranking, which stay even where new data does not vary in them."""
     forests = [n for n in ("rank", VENDOR) if n in load_model(folder).forests]
-    return tuple(dict.fromkeys(n for f in forests for n in text_names(forest_text(folder, f))))
+    return tuple(dict.fromkeys(n for f in forests for n in text_names(_text(folder, f))))
 
 
 def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     """What to continue from, after checking that it speaks of the same things."""
     old = load_model(folder)
-    text = forest_text(folder, "rank")
-    vendor = forest_text(folder, VENDOR) if VENDOR in old.forests else ""
+    text = _text(folder, "rank")
+    vendor = _text(folder, VENDOR) if VENDOR in old.forests else ""
     seen = frozenset(saved_folds(folder))
     found = [
         *_foreign(old, trainer, params),
@@ -37,6 +38,11 @@ def warm_start(folder: Path, trainer: Trainer, params: Params) -> Start:
     if found:
         raise ModelError(f"{folder} cannot be continued: " + "; ".join(found))
     return Start(text, old.calibration, seen, old.name, vendor)
+
+
+def _text(folder: Path, forest: str) -> str:
+    """A forest's text, fit for LightGBM to read."""
+    return checked_text(forest_text(folder, forest))
 
 
 def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:

@@ -9,6 +9,8 @@ from tilewise.core.compile_expr import to_c
 from tilewise.core.features import ARCH, KERNEL, MIXED, PROBLEM, FeatureSet
 from tilewise.core.model import VENDOR, Model
 from tilewise.core.simplify import Facts, simplified
+from tilewise.core.source import identifier
+from tilewise.errors import ModelError
 
 BLOCK = 64
 """Kernels that are scored together."""
@@ -23,6 +25,11 @@ class Layout:
     model: Model
     facts: Facts = field(default_factory=dict)
     """Words that kernels and architecture are known to have; they make the source shorter."""
+
+    def __post_init__(self) -> None:
+        # C finds the calibrated time behind all other values that kernels differ in.
+        if self.model.has_base and "calibrated_us" not in self.mixed_outputs:
+            raise ModelError("the calibrated time does not depend on both problem and kernel")
 
     @cached_property
     def features(self) -> FeatureSet:
@@ -99,8 +106,8 @@ class Layout:
                 lines.append(f"  v[{index}] = {names[name]};")
                 continue
             source = to_c(self.features.expressions[name], names, words)
-            lines.append(f"  const double x_{name} = {source};\n  v[{index}] = x_{name};")
-            names[name] = f"x_{name}"
+            names[name] = own = _variable(name)
+            lines.append(f"  const double {own} = {source};\n  v[{index}] = {own};")
         body = "\n".join(lines)
         return (
             "static void tw_problem(const double *p, const double *a, double *v) {\n"
@@ -116,21 +123,26 @@ class Layout:
         outside, inside = [], []
         for name in place:
             if name in self._used_by_mixed:
-                outside.append(f"  const double x_{name} = v[{place[name]}];")
-                names[name] = f"x_{name}"
+                names[name] = _variable(name)
+                outside.append(f"  const double {names[name]} = v[{place[name]}];")
         for name, index in kernel.items():
-            inside.append(f"    const double x_{name} = k[{index} * stride + i];")
-            names[name] = f"x_{name}"
+            names[name] = _variable(name)
+            inside.append(f"    const double {names[name]} = k[{index} * stride + i];")
         outputs = {n: i for i, n in enumerate(self.mixed_outputs)}
         for name in self._in_scope(MIXED):
             source = to_c(self.features.expressions[name], names, words)
-            inside.append(f"    const double x_{name} = {source};")
-            names[name] = f"x_{name}"
+            names[name] = own = _variable(name)
+            inside.append(f"    const double {own} = {source};")
             if name in outputs:
-                inside.append(f"    out[{outputs[name]} * {block} + i] = x_{name};")
+                inside.append(f"    out[{outputs[name]} * {block} + i] = {own};")
         lines = "\n".join([*outside, f"  for (i = 0; i < {block}; ++i) {{", *inside, "  }"])
         return (
             "static void tw_mixed(const double *TW_RESTRICT v, const double *TW_RESTRICT k,\n"
             "                     long stride, double *TW_RESTRICT out) {\n"
             f"  int i;\n  (void)v; (void)k; (void)stride; (void)out;\n{lines}\n}}\n"
         )
+
+
+def _variable(name: str) -> str:
+    """The C variable of a field, helper or feature."""
+    return f"x_{identifier(name)}"

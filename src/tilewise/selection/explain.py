@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.asking import asker
 from tilewise.selection.choice import LEVEL, Ranked
+from tilewise.selection.opening import measured_problem
 from tilewise.selection.selector import Selector
 
 OTHERS = 48
@@ -174,7 +174,7 @@ def nearest_measured(selector: Selector, problem: Problem, count: int = 3) -> li
     far = np.sqrt(((measured.points - selector.coordinates(problem)) ** 2).sum(axis=1))
     return [
         {
-            "problem": json.loads(measured.problems[i]),
+            "problem": measured_problem(selector.model, int(i)).to_dict(),
             "distance_octaves": float(far[i]),
             "efficiency": None
             if np.isnan(measured.efficiency[i])

@@ -18,6 +18,7 @@ from tilewise.core.features import KERNEL, MIXED, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model
+from tilewise.core.source import comment, identifier, number, word
 from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.selection.codegen import SERVED, Layout
 
@@ -147,12 +148,12 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
 
     parts = [
         _HEAD.format(
-            title=model.name,
+            title=comment(model.name),
             count=len(kernels),
-            op=model.op,
-            arch=arch.label,
-            version=__version__,
-            guard=f"TILEWISE_{prefix.upper()}_H",
+            op=identifier(model.op),
+            arch=comment(arch.label),
+            version=comment(__version__),
+            guard=identifier(f"TILEWISE_{prefix.upper()}_H"),
         ),
         C_PRELUDE,
         _problem_type(layout, model),
@@ -185,7 +186,7 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
 
 def _bodies(model: Model, layout: Layout, fills: dict[str, str]) -> dict[str, str]:
     pack = "\n".join(
-        f"  fields[{i}] = problem->{n.removeprefix('p_')};"
+        f"  fields[{i}] = problem->{identifier(n.removeprefix('p_'))};"
         for i, n in enumerate(layout.problem_fields)
     )
     base = (
@@ -213,10 +214,11 @@ def _bodies(model: Model, layout: Layout, fills: dict[str, str]) -> dict[str, st
 def _problem_type(layout: Layout, model: Model) -> str:
     lines = []
     for name in layout.problem_fields:
-        for code, word in enumerate(model.features.words.get(name, ()), 1):
-            lines.append(f"#define TW_{name.removeprefix('p_').upper()}_{word.upper()} {code}.0")
+        for code, text in enumerate(model.features.words.get(name, ()), 1):
+            own = f"{identifier(name.removeprefix('p_'))}_{word(text)}"
+            lines.append(f"#define TW_{own.upper()} {code}.0")
     lines.append("typedef struct {")
-    lines += [f"  double {name.removeprefix('p_')};" for name in layout.problem_fields]
+    lines += [f"  double {identifier(n.removeprefix('p_'))};" for n in layout.problem_fields]
     return "\n".join([*lines, "} tw_problem_t;"])
 
 
@@ -238,8 +240,8 @@ def _forest(title: str, forest: Forest) -> list[str]:
     walk = {
         "name": title,
         "trees": forest.num_trees,
-        "scale": repr(forest.scale),
-        "offset": repr(forest.offset),
+        "scale": number(forest.scale),
+        "offset": number(forest.offset),
     }
     return [
         _array(f"static const int tw_{title}_node_start", forest.node_start.tolist()),
@@ -280,7 +282,7 @@ def _fill(title: str, forest: Forest, layout: Layout) -> str:
 
 
 def _array(declaration: str, values: Iterable[Any]) -> str:
-    items = [repr(v) for v in values] or ["0"]
+    items = [number(v) for v in values] or ["0"]
     lines, line = [], ""
     for item in items:
         if len(line) + len(item) > 96:
@@ -292,5 +294,5 @@ def _array(declaration: str, values: Iterable[Any]) -> str:
 
 
 def _text_array(name: str, values: Sequence[str]) -> str:
-    body = ",\n".join(f'"{v}"' for v in values)
+    body = ",\n".join(f'"{identifier(v)}"' for v in values)
     return f"static const char *const {name}[{len(values)}] = {{\n{body}}};"

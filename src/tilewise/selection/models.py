@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from functools import cache
 from pathlib import Path
 
 from tilewise.core.arch import Arch
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model
+from tilewise.core.sealed import MANIFEST, SealedFolder
 from tilewise.errors import ModelError
-from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.opening import open_model
+from tilewise.selection.ranker import CarefulRanker, ModelRanker
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -22,11 +23,14 @@ def model_folders() -> list[Path]:
     places = [p for p in (settings().model_dir, SHIPPED) if p is not None]
     found: list[Path] = []
     for place in places:
-        if (place / "manifest.json").is_file():
-            found.append(place)
-        elif place.is_dir():
-            found += sorted(p.parent for p in place.glob("*/manifest.json"))
-        else:
+        try:
+            if (place / MANIFEST).is_file():
+                found.append(place)
+            elif place.is_dir():
+                found += sorted(p.parent for p in place.glob(f"*/{MANIFEST}"))
+            else:
+                _tell_missing(place)
+        except (OSError, ValueError):  # names too long, of null bytes, in folders that are closed
             _tell_missing(place)
     return found
 
@@ -39,9 +43,9 @@ def _tell_missing(place: Path) -> None:
 @cache
 def _stamp(folder: Path) -> tuple[str, str, tuple[str, ...]] | None:
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        return str(manifest["op"]), str(manifest["arch"]), tuple(manifest["dtypes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = SealedFolder(folder).manifest
+        return manifest["op"], manifest["arch"], tuple(manifest["dtypes"])
+    except (ModelError, KeyError) as error:
         log.warning("the model in %s is left out: %s", folder, error)
         return None
 
@@ -60,7 +64,7 @@ def find_models(op: str, arch: Arch, dtype: str = "") -> list[Path]:
 @cache
 def _load(folder: Path) -> Model | None:
     try:
-        return load_model(folder)
+        return open_model(folder)
     except ModelError as error:
         # A missing or broken model costs quality, never the call: one warning, then the others.
         log.warning("%s; it is left out of selection", error)
@@ -73,6 +77,6 @@ def load_models(op: str, arch: Arch) -> list[Model]:
     return [model for model in found if model is not None]
 
 
-def model_rankers(op: str, arch: Arch) -> list[ModelRanker]:
+def model_rankers(op: str, arch: Arch) -> list[CarefulRanker]:
     """Rankers for a dispatcher, one per model that fits; none where there is no model."""
-    return [ModelRanker(model) for model in load_models(op, arch)]
+    return [CarefulRanker(ModelRanker(model)) for model in load_models(op, arch)]

@@ -10,12 +10,13 @@ import numpy as np
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.columns import pool_rows
 from tilewise.selection.asking import asker
 from tilewise.selection.choice import Ranked
+from tilewise.selection.opening import open_model
 from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.selector import why_foreign
 
@@ -24,7 +25,7 @@ class Predictor:
     """Answers for any kernels: how fast each will be, and in which order they stand."""
 
     def __init__(self, model: Model | Path | str, arch: Arch | None = None) -> None:
-        self.model = model if isinstance(model, Model) else load_model(model)
+        self.model = model if isinstance(model, Model) else open_model(model)
         self.arch = self.model.figures_for(arch)
         self._ranker = ModelRanker(self.model)
 

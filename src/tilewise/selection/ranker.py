@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model
 from tilewise.core.problem import Problem
-from tilewise.errors import ModelError
-from tilewise.ops.contract import get_op
+from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranked
+from tilewise.selection.opening import measured_kernels, open_model
 from tilewise.selection.selector import Selector, why_foreign
 from tilewise.selection.unfamiliar import note
 
@@ -44,7 +44,7 @@ class ModelRanker:
     path = "model"
 
     def __init__(self, model: Model | Path | str, *, compiled: bool | None = None) -> None:
-        self.model = model if isinstance(model, Model) else load_model(model)
+        self.model = model if isinstance(model, Model) else open_model(model)
         self._compiled = compiled
         self._trained = frozenset(self.model.manifest.get("kernels", ()))
         self._lock = threading.RLock()
@@ -112,15 +112,43 @@ class ModelRanker:
         held = self._places.get(arch, {})
         pool = list(dict.fromkeys([*(held if len(held) < MOST_KERNELS else ()), *kernels]))
         # Without a pool only distances are asked for, which is no reason to compile.
-        some, compiled = (pool, self._compiled) if pool else ([_named(self.model)], False)
-        selector = Selector(self.model, some, arch, compiled=compiled)
+        some = pool or measured_kernels(self.model)[:1]
+        selector = Selector(self.model, some, arch, compiled=self._compiled if pool else False)
         self._selectors[arch] = selector
         self._places[arch] = {kernel: at for at, kernel in enumerate(pool)}
         return selector
 
 
-def _named(model: Model) -> Kernel:
-    """Any kernel that the model was trained on."""
-    for name in model.manifest.get("kernels", ()):
-        return get_op(model.op).kernel_from_name(name)
-    raise ModelError(f"{model.name} names no kernels; it cannot be used without a pool")
+class CarefulRanker:
+    """A model that is given up, with one warning, when it fails: that costs quality, not the call.
+
+    From then on it calls itself unfit; where it was asked already, the analytic model answers.
+    """
+
+    def __init__(self, ranker: ModelRanker) -> None:
+        self.path = ranker.path
+        self._ranker = ranker
+        self._failure = ""
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        """What the model says, or that it failed."""
+        if not self._failure:
+            try:
+                return self._ranker.why_unfit(problem, arch)
+            except Exception as error:
+                self._give_up(error)
+        return self._failure
+
+    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
+        """Microseconds, in the order given."""
+        if not self._failure:
+            try:
+                return self._ranker.predict_us(problem, kernels, arch)
+            except Exception as error:
+                self._give_up(error)
+        return AnalyticRanker().predict_us(problem, kernels, arch)
+
+    def _give_up(self, error: Exception) -> None:
+        self.path = AnalyticRanker.path
+        self._failure = f"{self._ranker.model.name} failed ({type(error).__name__}: {error})"
+        log.warning("%s; it is left out of selection", self._failure)

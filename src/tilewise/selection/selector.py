@@ -12,13 +12,14 @@ import numpy as np
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import Model, load_model
+from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.choice import Ranked, Scores
 from tilewise.selection.compiled import CompiledScorer
+from tilewise.selection.opening import open_model
 from tilewise.selection.scorer import Scorer, make_scorer
 
 REMEMBERED = 65536
@@ -84,7 +85,7 @@ class Selector:
         *,
         compiled: bool | None = None,
     ) -> None:
-        self.model = model if isinstance(model, Model) else load_model(model)
+        self.model = model if isinstance(model, Model) else open_model(model)
         self.arch = self.model.figures_for(arch)
         self.kernels = tuple(kernels)
         if not self.kernels:

@@ -1,0 +1,57 @@
+"""Files opened once: what is checked is what is open, and what is open is what is read.
+
+A name can come to mean another file between two calls, a link can lead anywhere, and a pipe makes a
+reader wait for ever; a descriptor does none of these.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_BYTES = 1 << 30
+"""Of any file that is read whole."""
+
+
+def open_plain(
+    path: Path | str, flags: int = os.O_RDONLY, *, is_private: bool = False, mode: int = 0o600
+) -> int:
+    """A descriptor of a regular file; with `is_private` of this user's own, and through no link.
+
+    Raises OSError where it is anything else.
+    """
+    follow = os.O_NOFOLLOW if is_private else 0
+    descriptor = os.open(path, flags | follow | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if is_private:
+            why = why_not_private(status)
+            if why is not None:
+                raise PermissionError(errno.EPERM, why, str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def why_not_private(status: os.stat_result) -> str | None:
+    """Why what is open may be changed by others than this user, or None."""
+    if status.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if status.st_mode & 0o022:
+        return "others may write to it"
+    return None
+
+
+def read_plain(path: Path | str, *, most: int = MOST_BYTES, is_private: bool = False) -> bytes:
+    """The bytes of a regular file, `most` at most; raises OSError."""
+    descriptor = open_plain(path, is_private=is_private)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor, not a path
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return data

@@ -1,0 +1,38 @@
+"""JSON from outside: doubled keys and bottomless nesting are a ValueError, like all else.
+
+Of two values under one key Python keeps the last in silence, and another reader the first.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        doubled = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {doubled[:60]!r} stands twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def loads(data: str | bytes) -> Any:
+    """The value that a text holds."""
+    text = data if isinstance(data, str) else data.decode()
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def value_at(text: str, at: int) -> tuple[Any, int]:
+    """The value that starts at `at`, and where it ends."""
+    try:
+        return _DECODER.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
