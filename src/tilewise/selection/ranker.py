@@ -148,6 +148,10 @@ class CarefulRanker:
                 self._give_up(error)
         return AnalyticRanker().predict_us(problem, kernels, arch)
 
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        """Whether the vendor's times were measured; nothing was by a model that failed."""
+        return not self._failure and self._ranker.knows_vendor(kernel)
+
     def _give_up(self, error: Exception) -> None:
         self.path = AnalyticRanker.path
         self._failure = f"{self._ranker.model.name} failed ({type(error).__name__}: {error})"
