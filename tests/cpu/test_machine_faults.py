@@ -233,6 +233,41 @@ def test_a_cache_that_is_a_file_serves_too(tmp_path: Path) -> None:
     assert found["compiled"] == 0
 
 
+@pytest.mark.parametrize("fault", ["says nothing", "writes garbage", "writes half"])
+def test_doctor_tries_the_compiler(fault: str, tmp_path: Path) -> None:
+    broken = stub(tmp_path, BAD_COMPILERS[fault])
+    place = {"TILEWISE_CXX": broken, "TILEWISE_CACHE_DIR": tmp_path / "cache"}
+    done = command("doctor", **place)
+    assert done.returncode == 1
+    assert "Everything needed" not in done.stdout
+    told = {row["what"]: row for row in json.loads(command("doctor", "--json", **place).stdout)}
+    assert told["C++ compiler"]["status"] == told["cpu engine"]["status"] == "broken"
+    assert told["vendor engine"]["status"] == "ok"
+    assert told["serving gemm"]["detail"] == "the vendor's routine alone"
+
+
+def test_doctor_without_a_compiler_promises_nothing(tmp_path: Path) -> None:
+    done = command("doctor", TILEWISE_CXX="no-such-compiler")
+    assert done.returncode == 0
+    assert "Everything needed" not in done.stdout
+    assert "No CPU kernel can be compiled" in done.stdout
+
+
+def test_doctor_runs_engines_and_lists_models(tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{")
+    told = {
+        row["what"]: row
+        for row in json.loads(command("doctor", "--json", TILEWISE_MODEL_DIR=tmp_path).stdout)
+    }
+    assert "ran and is right" in told["cpu engine"]["detail"]
+    assert "ran and is right" in told["vendor engine"]["detail"]
+    assert told["model torn"]["status"] == "broken"
+    assert told["model sm_90_gemm"]["status"] == "ok"
+    assert "by cpu" in told["serving conv_fwd"]["detail"]
+
+
 OLD_MESSAGES = [
     ("compile_error", "/cache/cpu: No space left on device"),
     ("compile_error", "the library cannot be loaded: failed to map segment from shared object"),

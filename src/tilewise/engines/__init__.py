@@ -8,19 +8,19 @@ from importlib import import_module
 from tilewise.engines.contract import Build, Engine, Plan, Resources
 from tilewise.errors import InputError
 
-_ENGINES = {
+ENGINES = {
     "cpu": ("tilewise.engines.cpu", "CpuEngine"),
     "triton": ("tilewise.engines.gpu.engine", "TritonEngine"),
     "cuda": ("tilewise.engines.gpu.engine", "CudaEngine"),
     "vendor": ("tilewise.engines.vendor", "VendorEngine"),
 }
 
-__all__ = ["Build", "Engine", "Plan", "Resources", "get_engine", "is_foreign"]
+__all__ = ["ENGINES", "Build", "Engine", "Plan", "Resources", "get_engine", "is_foreign"]
 
 
 def is_foreign(engine: str) -> bool:
     """Whether kernels of this engine are only described and ranked here, not built."""
-    return engine not in _ENGINES
+    return engine not in ENGINES
 
 
 @cache
@@ -28,8 +28,8 @@ def get_engine(name: str) -> Engine:
     """The engine called `name`; one instance serves the process."""
     if is_foreign(name):
         raise InputError(
-            f"{name} kernels are built by their own library; engines here: {', '.join(_ENGINES)}"
+            f"{name} kernels are built by their own library; engines here: {', '.join(ENGINES)}"
         )
-    module, kind = _ENGINES[name]
+    module, kind = ENGINES[name]
     engine: Engine = getattr(import_module(module), kind)()
     return engine
