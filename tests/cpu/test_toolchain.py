@@ -53,17 +53,23 @@ def test_every_input_changes_the_key(tmp_path: Path) -> None:
     assert compiler is not None
     header = tmp_path / "a"
     header.mkdir()
-    (header / "x.hpp").write_text("// one")
-    unit = Unit(source="int x;", flags=("-O1",), include_dirs=(header,))
+    (header / "x.hpp").write_text('#include "y.inc"\n#include <cstdint>\n')
+    (header / "y.inc").write_text("// one")
+    text = '#include "x.hpp"\nint x;'
+    unit = Unit(source=text, flags=("-O1",), include_dirs=(header,))
     keys = {unit_key(unit, compiler)}
-    keys.add(unit_key(Unit(source="int y;", flags=("-O1",), include_dirs=(header,)), compiler))
-    keys.add(unit_key(Unit(source="int x;", flags=("-O2",), include_dirs=(header,)), compiler))
+    keys.add(unit_key(Unit(source=text + ";", flags=("-O1",), include_dirs=(header,)), compiler))
+    keys.add(unit_key(Unit(source=text, flags=("-O2",), include_dirs=(header,)), compiler))
     keys.add(unit_key(unit, toolchain.Compiler(compiler.path, "another 1.0")))
+    for changed in ("x.hpp", "y.inc"):  # whatever it is called, and through another
+        toolchain._headers_digest.cache_clear()
+        (header / changed).write_text((header / changed).read_text() + "// two")
+        keys.add(unit_key(unit, compiler))
     toolchain._headers_digest.cache_clear()
-    (header / "x.hpp").write_text("// two")
+    (header / "unrelated.hpp").write_text("// nobody includes this")
     keys.add(unit_key(unit, compiler))
     toolchain._headers_digest.cache_clear()
-    assert len(keys) == 5
+    assert len(keys) == 6
 
 
 def test_the_cache_is_private(cache: Path) -> None:

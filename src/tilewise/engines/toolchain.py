@@ -28,6 +28,7 @@ from typing import NoReturn
 from tilewise.core.faults import ATTEMPTS, fault_in, first_line
 from tilewise.core.identity import digest
 from tilewise.engines.gpu.elf import read_elf
+from tilewise.engines.includes import headers_of, include_names
 from tilewise.errors import BuildError, MachineError
 from tilewise.settings import settings
 
@@ -95,11 +96,10 @@ def why_no_compiler() -> str | None:
 
 
 @cache
-def _headers_digest(folder: Path) -> str:
-    text = hashlib.sha256()
-    for path in sorted(folder.rglob("*.hpp")):
-        text.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return text.hexdigest()
+def _headers_digest(names: tuple[str, ...], folders: tuple[Path, ...]) -> str:
+    """Identity of all that sources see which include these names."""
+    text = "".join(f'#include "{name}"\n' for name in names)
+    return digest({"headers": headers_of(text, None, folders)})
 
 
 def unit_key(unit: Unit, compiler: Compiler) -> str:
@@ -107,7 +107,7 @@ def unit_key(unit: Unit, compiler: Compiler) -> str:
     return digest(
         {
             "source": unit.source,
-            "headers": [_headers_digest(folder) for folder in unit.include_dirs],
+            "headers": _headers_digest(tuple(include_names(unit.source)), unit.include_dirs),
             "flags": [*BASE_FLAGS, *unit.flags],
             "compiler": compiler.version,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -9,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from os import cpu_count
 from typing import Any
 
@@ -112,10 +115,29 @@ def build_all(
     return [done[i] for i in range(len(kernels))]
 
 
+def _workers(count: int) -> ProcessPoolExecutor:
+    """Processes that compile; fresh ones, as this one may hold a GPU."""
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_leave_quietly)
+
+
+def _leave_quietly() -> None:
+    """Ends this worker without taking Python apart, when its work is done.
+
+    Triton 3.9 loses count of what Gluon kernels refer to, and tells the user so at length.
+    """
+    Finalize(None, _leave, exitpriority=-100)
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _build_batch(
     jobs: Sequence[tuple[int, Kernel]], arch: Arch, workers: int, note: Callable[[int, Build], None]
 ) -> None:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with _workers(workers) as pool:
         futures: dict[Future[Build], int] = {
             pool.submit(build_one, kernel, arch): index for index, kernel in jobs
         }
@@ -145,7 +167,7 @@ def compile_ahead(
     unique = {source_key(source): source for source in sources}
     workers = min(max_workers or cpu_count() or 1, max(1, len(unique)))
     failed = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with _workers(workers) as pool:
         jobs = {pool.submit(_compiles, source, target): source for source in unique.values()}
         for job in as_completed(jobs):
             error = job.exception() or job.result()

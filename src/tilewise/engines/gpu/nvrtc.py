@@ -12,6 +12,7 @@ from pathlib import Path
 import tilewise.ops
 from tilewise.engines.gpu.object_cache import cached
 from tilewise.engines.gpu.objects import GpuObject, cubin_object
+from tilewise.engines.includes import headers_of
 from tilewise.errors import BuildError
 from tilewise.ops.launch import CudaSource
 
@@ -20,7 +21,6 @@ BYTES = {"map": 128, "*": 8, "i32": 4, "i64": 8, "f32": 4}
 """What an argument of each kind takes among a kernel's parameters."""
 FLAGS = ("--std=c++17", "--fmad=true")
 SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -75,32 +75,11 @@ def sources(file: str) -> tuple[str, dict[str, str]]:
 
     The compiler sees these texts and no disk, so what is compiled is what the cache's key says.
     """
-    headers: dict[str, tuple[Path, str]] = {}
-    text = _text(OPS / file, file)
-    _collect(OPS / file, text, headers)
-    return text, {name: body for name, (_, body) in sorted(headers.items())}
-
-
-def _collect(file: Path, text: str, headers: dict[str, tuple[Path, str]]) -> None:
-    for found in _INCLUDE.finditer(text):
-        name = found[1] or found[2]
-        near = ((folder / name).resolve() for folder in (file.parent, OPS))
-        path = next((p for p in near if p.is_relative_to(OPS.resolve()) and p.is_file()), None)
-        if path is None:
-            raise BuildError(f"{file.name} includes {name}, which is not below ops/")
-        if name in headers:
-            if headers[name][0] != path:
-                raise BuildError(f"{name} means both {headers[name][0]} and {path}; rename one")
-            continue
-        headers[name] = (path, _text(path, name))
-        _collect(path, headers[name][1], headers)
-
-
-def _text(path: Path, name: str) -> str:
     try:
-        return path.read_text()
+        text = (OPS / file).read_text()
     except OSError as error:
-        raise BuildError(f"{name} cannot be read: {error.strerror}") from None
+        raise BuildError(f"{file} cannot be read: {error.strerror}") from None
+    return text, headers_of(text, (OPS / file).parent, (OPS,), all_ours=True)
 
 
 class Nvrtc:

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Compiles one Triton kernel of each family for every GPU we claim, on a machine without one.
+
+    .ci/gpu_compile.py                   under the Triton that is installed
+    .ci/gpu_compile.py --triton 3.6.0    under another, fetched beside the environment if need be
+
+A family's kernels that come from different functions count as different. Exits 1 where one does
+not compile or is over a limit; done with a word where the other Triton cannot be fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHS = ("sm_90", "gfx90a", "gfx942", "gfx950")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--triton", default="", help="a version other than the installed one")
+    wanted = parser.parse_args().triton
+    return _under(wanted) if wanted else _compile_all()
+
+
+def _under(version: str) -> int:
+    """Runs this script again with another Triton before the installed one."""
+    folder = Path(sys.prefix) / f"triton-{version}"
+    if not (folder / "triton").exists():
+        fetch = ["-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+        got = subprocess.run(
+            [sys.executable, *fetch, f"triton=={version}"], capture_output=True, text=True
+        )
+        if got.returncode:
+            print(f"Triton {version} cannot be fetched: kernels are not compiled under it")
+            return 0
+    path = os.pathsep.join((str(ROOT / "src"), str(folder)))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, __file__], env=environment).returncode
+
+
+def representatives(name: str) -> list[Any]:
+    """For each op, one kernel of each family and function on this architecture."""
+    from tilewise.core.arch import load_arch
+    from tilewise.engines.gpu.build import launch_module
+    from tilewise.ops.configs import load_pool
+    from tilewise.ops.contract import all_ops
+
+    arch, found = load_arch(name), {}
+    for op in all_ops().values():
+        if not any(kind.engine == "triton" for kind in op.kernel_types):
+            continue
+        for kernel in load_pool(op, arch, ["triton"]):
+            module = launch_module(kernel.op)
+            launch = module.launch(kernel, module.representative(kernel), arch)
+            functions = tuple(source.function for source in launch.sources)
+            found.setdefault((op.name, kernel.to_dict().get("family"), functions), kernel)
+    return list(found.values())
+
+
+def _compile_all() -> int:
+    from importlib.metadata import version
+
+    from tilewise.core.arch import load_arch
+    from tilewise.engines import get_engine
+
+    failed = 0
+    for name in ARCHS:
+        start = time.monotonic()
+        builds = get_engine("triton").build(representatives(name), load_arch(name))
+        bad = [build for build in builds if build.status != "ok"]
+        failed += len(bad)
+        took = time.monotonic() - start
+        told = f"{len(builds) - len(bad)} of {len(builds)} kernels compile in {took:.0f} s"
+        print(f"Triton {version('triton')}, {name}: {told}", flush=True)
+        for build in bad:
+            print(f"  {build.kernel.name}: {build.status}: {build.message.strip()}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
