@@ -27,6 +27,8 @@ from typing import NoReturn
 
 from tilewise.core.faults import ATTEMPTS, fault_in, first_line
 from tilewise.core.identity import digest
+from tilewise.core.plain_files import open_plain, path_of, read_plain
+from tilewise.core.strict_json import loads
 from tilewise.engines.gpu.elf import read_elf
 from tilewise.engines.includes import headers_of, include_names
 from tilewise.errors import BuildError, MachineError
@@ -172,7 +174,7 @@ def load(library: Path, *symbols: str, kind: type[ctypes.CDLL] = ctypes.CDLL) ->
     """A library of the cache with these functions; the machine's fault where none can be had."""
     compiler, folder = find_compiler(), library.parent.parent
     try:
-        loaded = kind(str(library))
+        loaded = _loaded(library, kind)
         for symbol in symbols:
             getattr(loaded, symbol)
         return loaded
@@ -182,6 +184,25 @@ def load(library: Path, *symbols: str, kind: type[ctypes.CDLL] = ctypes.CDLL) ->
         if compiler is not None:
             _blame(compiler, folder, f"{error}")
         raise BuildError(f"the library cannot be loaded: {error}") from None
+
+
+def _loaded(library: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
+    """The library, opened once: the bytes that are loaded are those that were hashed."""
+    descriptor = open_plain(library, is_private=True)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor, not a path
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != _seal(library.parent).get("sha256"):
+            raise OSError(f"{library} is not what was compiled; remove it")
+        return kind(path_of(descriptor) or str(library))
+
+
+def _seal(target: Path) -> dict[str, str]:
+    """What an entry of the cache says of itself; nothing where it cannot be read."""
+    try:
+        seal = loads(read_plain(target / "key.json", most=4096, is_private=True))
+    except (OSError, ValueError):
+        return {}
+    return seal if isinstance(seal, dict) else {}
 
 
 def _compile(unit: Unit, compiler: Compiler, folder: Path) -> Compiled:
@@ -215,6 +236,8 @@ def _make(unit: Unit, compiler: Compiler, folder: Path, key: str) -> Compiled:
             return Compiled(library=None, log=log, seconds=seconds)
         seal = hashlib.sha256((made / "kernel.so").read_bytes()).hexdigest()
         (made / "key.json").write_text(json.dumps({"key": key, "sha256": seal}))
+        for file in made.iterdir():
+            file.chmod(0o600)  # whatever the umask
         _publish(made, target, key)
     library = _trusted(target, key)
     if library is None:
@@ -325,9 +348,8 @@ def _trusted(target: Path, key: str) -> Path | None:
     """The cached library if the entry is whole and says it is what was asked for."""
     library = target / "kernel.so"
     try:
-        seal = json.loads((target / "key.json").read_text())
-        body = library.read_bytes()
-    except (OSError, ValueError):
+        body = read_plain(library, is_private=True)
+    except OSError:
         return None
-    whole = seal == {"key": key, "sha256": hashlib.sha256(body).hexdigest()}
+    whole = _seal(target) == {"key": key, "sha256": hashlib.sha256(body).hexdigest()}
     return library if whole else None

@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tilewise.core.plain_files import open_plain, read_plain
 from tilewise.core.problem import Problem
+from tilewise.core.strict_json import loads
+from tilewise.engines.toolchain import private_folder
+from tilewise.errors import BuildError
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -43,17 +47,18 @@ def note(problem: Problem) -> None:
         _told.add(problem)
     line = json.dumps(problem.to_dict(), sort_keys=True).encode() + b"\n"
     try:
-        with _locked(log_path()) as descriptor:
+        path = log_path()
+        private_folder(path.parent)
+        with _locked(path) as descriptor:
             _append(descriptor, line)
-    except OSError as error:
+    except (OSError, BuildError) as error:
         log.debug("unfamiliar problems cannot be written down: %s", error)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, for this process alone."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """The file, for this process alone; one that is a link or another's is left alone."""
+    descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, is_private=True)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
@@ -75,7 +80,7 @@ def _append(descriptor: int, line: bytes) -> None:
 def unfamiliar_problems() -> list[dict[str, Any]]:
     """What was written down; damaged lines are passed over."""
     try:
-        lines = log_path().read_bytes().splitlines()
+        lines = read_plain(log_path(), most=2 * MOST_BYTES, is_private=True).splitlines()
     except OSError:
         return []
     return [found for line in lines if (found := _parsed(line)) is not None]
@@ -83,7 +88,7 @@ def unfamiliar_problems() -> list[dict[str, Any]]:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = loads(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

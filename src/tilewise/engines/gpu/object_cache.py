@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.identity import digest
+from tilewise.core.plain_files import read_plain
+from tilewise.core.strict_json import loads
 from tilewise.engines.contract import Resources
 from tilewise.engines.gpu.objects import Box, GpuObject
 from tilewise.engines.toolchain import private_folder
@@ -72,11 +74,11 @@ def _write(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObject) -> 
 def _read(path: Path, key: str) -> GpuObject | None:
     """The object if the file is whole and says it is what was asked for."""
     try:
-        seal, _, body = path.read_bytes().partition(b"\n")
+        seal, _, body = read_plain(path, is_private=True).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != seal:
             return None
         line, _, image = body.partition(b"\n")
-        head = json.loads(line)
+        head = loads(line)
         facts = head["facts"]
         if head["key"] != key:
             return None
