@@ -1,0 +1,280 @@
+// Grouped convolution with few channels a group: forward, and the gradient of the input.
+//
+// Bound by memory, so every byte is fetched once: a block owns 64 channels of the result, TMA brings
+// patches of the image with their rim, and all taps read them from shared memory. On the matrix units
+// the result's channels are the rows (16 a warp), pixels the columns, the channels read the reduction:
+//
+//   result[16 channels][8 pixels] += filter[16 channels][16 channels] * image[16 channels][8 pixels]
+//
+// Groups below 16 channels share a product, whose filter is zero off the groups' diagonal: what is
+// multiplied by it costs nothing, but an Inf or NaN there spreads over the 16 channels.
+// The filter stays in registers over all tiles. A fragment of the image is read from shared memory
+// once for each column shift and meets every row of the filter: sums of several rows of the result
+// are open at a time, and a row leaves (through shared memory, by a TMA store that clips the image's
+// edge) when its last row of the image has passed.
+//
+// Forward, row o of the result reads rows o * STRIDE_H + y * DILATION_H of the patch. Backward, the
+// padded image is cut into STRIDE_H x STRIDE_W phases: pixel q * STRIDE_H + a is reached by the taps
+// y = a + STRIDE_H * j from row q - j of the gradient. So nothing is multiplied by the zeros between.
+//
+// One warp loads, four multiply; blocks walk over the tiles of their 64 channels.
+// Macros: ELEMENT, BACKWARD, READ_GROUP and WRITTEN_GROUP (channels a group of the image that is read
+// and of the result), FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, TILE_H, TILE_W, STAGES, BLOCKS,
+// BIAS, RESIDUAL, ACTIVATION.
+#pragma once
+#include "cuda/epilogue.cuh"
+#include "cuda/ring.cuh"
+
+constexpr int taps = FILTER_D * FILTER_H * FILTER_W;
+constexpr int math_warps = 4, written_channels = 16 * math_warps;
+constexpr int read_channels = written_channels * READ_GROUP / WRITTEN_GROUP;
+constexpr int read_bytes = 2 * read_channels, written_bytes = 2 * written_channels;  // of a pixel
+constexpr int steps = READ_GROUP > 16 ? READ_GROUP / 16 : 1;  // of 16 channels of the reduction
+static_assert(READ_GROUP == WRITTEN_GROUP || READ_GROUP % 16 + WRITTEN_GROUP % 16 == 0,
+              "a product of 16 channels reads whole products of 16");
+
+// What one dimension of the patch means for the result; see the top.
+template <int Taps, int Stride, int Dilation>
+struct Axis {
+  static constexpr int phases = BACKWARD ? Stride : 1;
+  static constexpr int shifts = BACKWARD ? (Taps + Stride - 1) / Stride : Taps;
+  static constexpr int step = BACKWARD ? 1 : Stride;  // patch pixels between pixels of the result
+  static constexpr int reach = (shifts - 1) * Dilation;
+  static constexpr int open = reach / step + 1;  // places of the result that are open at a time
+  static DEVICE constexpr int patch(int tile) { return (tile - 1) * step + reach + 1; }
+  static DEVICE constexpr int phase(int tap) { return BACKWARD ? tap % Stride : 0; }
+  static DEVICE constexpr int shift(int tap) { return BACKWARD ? tap / Stride : tap; }
+  // Where a shift reads, from the first place that the result's place can read.
+  static DEVICE constexpr int offset(int shift) {
+    return (BACKWARD ? shifts - 1 - shift : shift) * Dilation;
+  }
+  // The place of the result that place `at` of the patch feeds through a tap, or -1.
+  static DEVICE constexpr int fed(int at, int tap, int tile) {
+    const int from = at - offset(shift(tap));
+    return from >= 0 && from % step == 0 && from / step < tile ? from / step : -1;
+  }
+};
+using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D>;
+using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H>;
+using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W>;
+
+constexpr int patch_d = Depth::patch(1), patch_h = Rows::patch(TILE_H), patch_w = Columns::patch(TILE_W);
+constexpr int phases = Rows::phases * Columns::phases;
+constexpr int result_w = TILE_W * Columns::phases, result_h = TILE_H * Rows::phases;
+constexpr int patch_bytes = patch_d * patch_h * patch_w * read_bytes;
+constexpr int stage_bytes = (patch_bytes + 1023) / 1024 * 1024;
+constexpr int result_bytes = result_h * result_w * written_bytes;
+constexpr int strip = TILE_W % 16 ? 8 : 16, parts = strip / 8;  // columns worked on together
+
+using StageRing = Ring<STAGES>;
+using Place = Cursor<STAGES>;
+
+// Tiles are numbered columns first, then rows, depths, images.
+struct Tiles {
+  int across, down, deep, count;
+  struct Spot {
+    int w, h, d, n;
+  };
+  DEVICE Spot spot(int tile) const {
+    const int line = tile / across, plane = line / down;
+    return {tile % across * TILE_W, line % down * TILE_H, plane % deep, plane / deep};
+  }
+};
+
+struct Corner {
+  int d, h, w;
+};
+
+DEVICE void load(const StageRing& ring, u32 stages, const TensorMap* image, const Tiles& tiles,
+                 Corner corner) {
+  const int channel = blockIdx.x * read_channels;
+  Place at;
+  for (int tile = blockIdx.y; tile < tiles.count; tile += gridDim.y, at.next()) {
+    const auto spot = tiles.spot(tile);
+    ring.wait_empty(at);
+    ring.expect(at, patch_bytes);
+    tma_load(stages + at.stage * stage_bytes, image, ring.full(at), channel,
+             spot.w * Columns::step + corner.w, spot.h * Rows::step + corner.h,
+             spot.d * (BACKWARD ? 1 : STRIDE_D) + corner.d, spot.n);
+  }
+}
+
+// The filter as the left operand: rows are channels written, columns channels read.
+struct Filter {
+  u32 values[taps][steps][4];
+
+  // For channels from `written` on, which read those from `read` on.
+  DEVICE void fetch(const ELEMENT* filter, i64 pitch, int written, int read, int all_written, u32 lane) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = lane / 4 + part % 2 * 8, column = lane % 4 * 2 + part / 2 * 8, to = written + row;
+      const bool is_inside =
+          to < all_written && (WRITTEN_GROUP >= 16 || row / WRITTEN_GROUP == column / READ_GROUP);
+      const ELEMENT* from = filter + (BACKWARD ? (read + column) * pitch + to % WRITTEN_GROUP
+                                               : to * pitch + column % READ_GROUP);
+      const i64 next = BACKWARD ? pitch : 1;  // from one channel read to the next
+      __syncwarp();                           // else the loads of all parts are under way at once
+#pragma unroll
+      for (int step = 0; step < steps; step++)
+#pragma unroll
+        for (int tap = 0; tap < taps; tap++) {
+          const ELEMENT* pair = from + step * 16 * next + tap * (BACKWARD ? WRITTEN_GROUP : READ_GROUP);
+          values[tap][step][part] =
+              is_inside ? pair[0].bits | (u32)pair[next].bits << 16 : 0;
+        }
+    }
+  }
+};
+
+// What becomes of the sums: where the tile lies in the result, and what is added.
+struct Result {
+  const ELEMENT* bias;
+  const ELEMENT* residual;
+  int channels, depth, height, width;
+  i64 pitch_n, pitch_d, pitch_h, pitch_w;
+
+  // One sum of a channel at a pixel.
+  DEVICE float finished(float sum, int channel, int n, int d, int h, int w) const {
+    if constexpr (!BIAS && !RESIDUAL && ACTIVATION == ACTIVATION_NONE) return sum;
+    const bool is_inside = channel < channels && h >= 0 && h < height && w >= 0 && w < width &&
+                           d >= 0 && d < depth;
+    if (!is_inside) return 0.f;
+    const i64 at = n * pitch_n + d * pitch_d + h * pitch_h + w * pitch_w + channel;
+    return finish<ELEMENT, BIAS, RESIDUAL, ACTIVATION>(sum, bias, residual, channel, at);
+  }
+};
+
+using Sums = float[parts][4];
+
+// 16 channels of 16 pixels, or of 8.
+DEVICE void load_pixels(u32 (&image)[4], u32 from) { load_matrix4(image, from); }
+DEVICE void load_pixels(u32 (&image)[2], u32 from) { load_matrix2(image, from); }
+DEVICE void store_pixels(u32 to, const u32 (&packed)[2][2]) {
+  store_matrix4_transposed(to, packed[0][0], packed[0][1], packed[1][0], packed[1][1]);
+}
+DEVICE void store_pixels(u32 to, const u32 (&packed)[1][2]) {
+  store_matrix2_transposed(to, packed[0][0], packed[0][1]);
+}
+
+// A finished row of the tile into shared memory, one phase of it.
+DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u32 warp, u32 lane,
+                      const Result& result, int channel, Tiles::Spot spot, Corner corner) {
+  const int h = row * Rows::phases + phase / Columns::phases, a = phase % Columns::phases;
+  u32 packed[parts][2];
+#pragma unroll
+  for (int part = 0; part < parts; part++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float two[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int w = (column + part * 8 + lane % 4 * 2 + i) * Columns::phases + a;
+        two[i] = result.finished(sums[part][half * 2 + i], channel + half * 8 + lane / 4, spot.n,
+                                 spot.d + corner.d, spot.h * Rows::phases + corner.h + h,
+                                 spot.w * Columns::phases + corner.w + w);
+        sums[part][half * 2 + i] = 0.f;
+      }
+      packed[part][half] = pack2<ELEMENT>(two[0], two[1]);
+    }
+  const int at = column + (lane & 7) + (parts == 2 ? (lane >> 4) * 8 : 0);
+  const u32 to = buffer + swizzled<written_bytes>(h * result_w + at * Columns::phases + a,
+                                                  warp * 2 + (lane >> 3 & 1));
+  store_pixels(to, packed);
+}
+
+// All rows of one strip of the tile.
+DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int column, u32 warp, u32 lane,
+                           const Result& result, int channel, Tiles::Spot spot, Corner corner) {
+  Sums sums[Rows::open][phases] = {};
+  const int first_chunk = (int)(warp * 16 / WRITTEN_GROUP) * READ_GROUP / 8;
+  const int pixel = column + (lane & 7) + (parts == 2 ? (lane >> 4) * 8 : 0);
+#pragma unroll
+  for (int row = 0; row < patch_h; row++) {
+#pragma unroll
+    for (int plane = 0; plane < FILTER_D; plane++)
+#pragma unroll
+      for (int shift = 0; shift < Columns::shifts; shift++)
+#pragma unroll
+        for (int step = 0; step < steps; step++) {
+          const int line = Depth::offset(plane) * patch_h + row;
+          const u32 from = patch + swizzled<read_bytes>(
+              line * patch_w + pixel * Columns::step + Columns::offset(shift),
+              (WRITTEN_GROUP < 16 ? warp * 2 : first_chunk) + step * 2 + (lane >> 3 & 1));
+          u32 image[2 * parts];
+          load_pixels(image, from);
+#pragma unroll
+          for (int y = 0; y < FILTER_H; y++)
+#pragma unroll
+            for (int x = 0; x < FILTER_W; x++) {
+              const int to = Rows::fed(row, y, TILE_H);
+              if (to < 0 || Columns::shift(x) != shift) continue;
+              const int phase = Rows::phase(y) * Columns::phases + Columns::phase(x);
+#pragma unroll
+              for (int part = 0; part < parts; part++)
+                mma_16816<ELEMENT>(sums[to % Rows::open][phase][part],
+                                   filter.values[(plane * FILTER_H + y) * FILTER_W + x][step],
+                                   image[2 * part], image[2 * part + 1]);
+            }
+        }
+    const int done = row - Rows::reach;
+    if (done < 0 || done % Rows::step) continue;
+#pragma unroll
+    for (int phase = 0; phase < phases; phase++)
+      stage_row(sums[done / Rows::step % Rows::open][phase], buffer, done / Rows::step, column, phase,
+                warp, lane, result, channel, spot, corner);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * (math_warps + 1), BLOCKS)
+grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap stored,
+        const ELEMENT* weights, const ELEMENT* bias, const ELEMENT* residual, i64 filter_pitch,
+        int channels_written, int tiles_w, int tiles_h, int tiles_d, int tile_count,
+        int patch_corner_d, int patch_corner_h, int patch_corner_w, int corner_d, int corner_h,
+        int corner_w, int depth, int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h,
+        i64 pitch_w) {
+  const u32 stages = shared_base(), buffers = stages + STAGES * stage_bytes;
+  const StageRing ring{buffers + 2 * result_bytes};
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Tiles tiles{tiles_w, tiles_h, tiles_d, tile_count};
+  if (threadIdx.x == 0) {
+    ring.init(1, math_warps);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (warp == math_warps) {
+    if (lane == 0)
+      load(ring, stages, &image, tiles, {patch_corner_d, patch_corner_h, patch_corner_w});
+    return;
+  }
+  const int channel = blockIdx.x * written_channels + warp * 16;
+  const int first_read = WRITTEN_GROUP < 16 ? channel : channel / WRITTEN_GROUP * READ_GROUP;
+  const Result result{bias, residual, channels_written, depth, height, width,
+                      pitch_n, pitch_d, pitch_h, pitch_w};
+  const Corner corner{corner_d, corner_h, corner_w};
+  Filter filter;
+  filter.fetch(weights, filter_pitch, channel, first_read, channels_written, lane);
+  Place at;
+  u32 turn = 0;
+  for (int tile = blockIdx.y; tile < tiles.count; tile += gridDim.y, at.next(), turn ^= 1) {
+    const auto spot = tiles.spot(tile);
+    const u32 buffer = buffers + turn * result_bytes;
+    ring.wait_full(at);
+    if (threadIdx.x == 0) tma_store_wait<1>();  // the tile before the last has left this buffer
+    named_sync(1, 32 * math_warps);
+#pragma unroll
+    for (int column = 0; column < TILE_W; column += strip)
+      multiply_strip(filter, stages + at.stage * stage_bytes, buffer, column, warp, lane, result,
+                     channel, spot, corner);
+    __syncwarp();
+    ring.release(at.stage, lane);
+    fence_async();
+    named_sync(1, 32 * math_warps);
+    if (threadIdx.x == 0) {
+      tma_store(&stored, buffer, (int)(blockIdx.x * written_channels),
+                spot.w * Columns::phases + corner.w, spot.h * Rows::phases + corner.h,
+                spot.d + corner.d, spot.n);
+      tma_store_commit();
+    }
+  }
+  if (threadIdx.x == 0) tma_store_wait<0>();
+}

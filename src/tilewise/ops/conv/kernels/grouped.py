@@ -1,0 +1,202 @@
+"""CUDA kernels for convolutions with few channels a group: what one is, and what it can serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel, trait
+from tilewise.errors import KernelError
+from tilewise.ops.conv.problem import ConvProblem
+
+OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+CHANNELS = 64
+"""Of the result, for each block: 16 for each of four math warps."""
+ROWS = 16
+"""Of a product on the matrix units: smaller groups share one."""
+GROUPS = (4, 8, 16, 32)
+MOST_REGISTERS = 208
+"""Of a thread for filter and sums; more would spill."""
+OTHER_REGISTERS = 48
+"""Of a thread, for addresses and fragments."""
+MOST_BOX = 256
+RESERVED = 1024
+"""Shared memory that the system keeps for every block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedConvKernel(Kernel):
+    """One kernel on the matrix units for groups of 4 to 32 channels, near memory bandwidth.
+
+    A tile is `tile_h` x `tile_w` pixels of the result (of the gradient's phases, backward) and 64
+    channels. Groups below 16 channels share products whose filter is zero off the diagonal: there
+    an Inf or NaN spreads over 16 channels, and `spreads_nonfinite` says so.
+    """
+
+    engine: ClassVar[str] = "cuda"
+
+    op_name: str = field(metadata={"choices": OPS})
+    family: str = trait("", ("grouped",))
+    dtype: str = trait("", ("bf16", "fp16"))
+    tile_h: int = trait("h", (1, 4, 7, 8, 14, 16))
+    tile_w: int = trait("w", (8, 16, 32, 64))
+    stages: int = trait("s", (1, 2, 3, 4), doc="patches in flight")
+    blocks: int = trait("b", (1, 2, 3, 4), doc="blocks a multiprocessor holds")
+    atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
+    spreads_nonfinite: bool = trait("spreads", (False, True), default=True)
+
+    def __post_init__(self) -> None:
+        self.check_choices()
+        for broken in _broken(self):
+            raise KernelError(f"{self.name}: {broken}")
+
+    @property
+    def op(self) -> str:
+        return self.op_name
+
+    @property
+    def is_weight(self) -> bool:
+        return self.op_name == "conv_bwd_weight"
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Over the op's m x n result, and the reduction done at once."""
+        pixels = self.tile_h * self.tile_w
+        return (CHANNELS, ROWS, pixels) if self.is_weight else (pixels, CHANNELS, ROWS)
+
+    @property
+    def warps(self) -> int:
+        return 4
+
+    @property
+    def is_deterministic(self) -> bool:
+        return not self.atomic
+
+
+def _broken(k: GroupedConvKernel) -> list[str]:
+    """Rules between the traits of a kernel that it breaks."""
+    rules = {
+        "tiles, stages and blocks are at least 1": min(k.tile_h, k.stages, k.blocks) < 1,
+        "tile_w is a multiple of 8": k.tile_w < 8 or k.tile_w % 8 != 0,
+        "gradients of filters reduce over 16 pixels of a row": k.is_weight and k.tile_w % 16 != 0,
+        "atomic is for gradients of filters": k.atomic and not k.is_weight,
+    }
+    return [rule for rule, is_broken in rules.items() if is_broken]
+
+
+def read_group(p: ConvProblem) -> int:
+    """Channels a group of the image that a tap reads."""
+    return (p.k if p.direction == "bwd_data" else p.c) // p.g
+
+
+def written_group(p: ConvProblem) -> int:
+    """Channels (or filters) a group of what is computed."""
+    return (p.c if p.direction == "bwd_data" else p.k) // p.g
+
+
+def read_channels(p: ConvProblem) -> int:
+    """Channels that the 64 of a block read."""
+    return CHANNELS * read_group(p) // written_group(p)
+
+
+def patch(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
+    """Pixels that a tile reads: depth, height, width."""
+    is_back = p.direction == "bwd_data"
+
+    def extent(tile: int, taps: int, stride: int, dilation: int) -> int:
+        shifts = -(-taps // stride) if is_back else taps
+        return (tile - 1) * (1 if is_back else stride) + (shifts - 1) * dilation + 1
+
+    deep = 1 if k.is_weight else extent(1, p.z, p.stride_d, p.dilation_d)
+    return (
+        deep,
+        extent(k.tile_h, p.y, p.stride_h, p.dilation_h),
+        extent(k.tile_w, p.x, p.stride_w, p.dilation_w),
+    )
+
+
+def written(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
+    """Pixels of the result that a tile is: backward, each place has one for each phase."""
+    is_back = p.direction == "bwd_data"
+    return (
+        1,
+        k.tile_h * (p.stride_h if is_back else 1),
+        k.tile_w * (p.stride_w if is_back else 1),
+    )
+
+
+def smem_bytes(k: GroupedConvKernel, p: ConvProblem) -> int:
+    """Shared memory of a block, with what aligning it takes."""
+    deep, down, across = patch(k, p)
+    image = -(-deep * down * across * 2 * read_channels(p) // 1024) * 1024
+    _, height, width = written(k, p)
+    result = height * width * 2 * CHANNELS
+    if k.is_weight:
+        return 1024 + k.stages * (image + result) + 8 * k.stages
+    return 1024 + k.stages * image + 2 * result + 16 * k.stages
+
+
+def registers(k: GroupedConvKernel, p: ConvProblem) -> int:
+    """What filter and sums take of a thread's."""
+    steps = max(1, read_group(p) // ROWS)
+    if k.is_weight:
+        open_rows = (p.y - 1) * p.dilation_h // p.stride_h + 1
+        return p.y * p.x * 8 * steps + 4 * open_rows
+    parts = 1 if k.tile_w % 16 else 2
+    is_back = p.direction == "bwd_data"
+    shifts = -(-p.y // p.stride_h) if is_back else p.y
+    open_rows = (shifts - 1) * p.dilation_h // (1 if is_back else p.stride_h) + 1
+    phases = p.stride_h * p.stride_w if is_back else 1
+    return 4 * p.taps * steps + 4 * parts * open_rows * phases
+
+
+def why_unusable(kernel: GroupedConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
+    """The first rule that keeps `kernel` from `problem` on `arch`, or None."""
+    if arch.kind != "gpu" or not (arch.has("tma") and arch.has("mbarrier")):
+        return f"{arch.name} has no tensor memory accelerator"
+    if problem is None:
+        return None
+    return _why_not_typed(kernel, problem) or _why_not_sized(kernel, problem, arch)
+
+
+def _why_not_typed(k: GroupedConvKernel, p: ConvProblem) -> str | None:
+    if p.layout != "nhwc":
+        return "its layout is nhwc"
+    if k.dtype != p.dtype:
+        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
+    if p.out_dtype != k.dtype and not (k.is_weight and p.out_dtype == "fp32"):
+        return f"it gives {k.dtype}, not {p.out_dtype}"
+    if not (p.input_elements and p.filter_elements and p.output_elements):
+        return "there is nothing to multiply"
+    read, wide = read_group(p), written_group(p)
+    if p.g < 2 or read not in GROUPS or wide not in (*GROUPS, CHANNELS):
+        return f"it is for groups of {', '.join(map(str, GROUPS))} channels"
+    if read != wide and not (wide > read >= ROWS):
+        return f"groups of {read} channels read and {wide} written share no product"
+    if k.spreads_nonfinite != (wide < ROWS):
+        return f"groups of {wide} channels {'share' if wide < ROWS else 'need no'} products"
+    if p.c % 8 or p.k % 8:
+        return "TMA copies rows of multiples of 8 channels"
+    return None
+
+
+def _why_not_sized(k: GroupedConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+    if p.direction == "bwd_data":
+        if p.stride_d > 1:
+            return "backward it takes no stride in depth"
+        for dim in "hw":
+            if getattr(p, f"stride_{dim}") > 1 and getattr(p, f"dilation_{dim}") > 1:
+                return f"backward it takes no stride with dilation along {dim}"
+    if max(*patch(k, p), *written(k, p)) > MOST_BOX:
+        return f"a patch is longer than TMA's {MOST_BOX} pixels"
+    if max(p.in_pixels, p.out_pixels, p.filter_elements) >= 2**31 - 2**16:
+        return "pixels and elements of the filter are counted in 31 bits"
+    needed = registers(k, p)
+    room = min(MOST_REGISTERS, arch.registers_per_cu // (160 * k.blocks) - OTHER_REGISTERS)
+    if needed > room:
+        return f"filter and sums take {needed} registers of {room}"
+    smem = smem_bytes(k, p)
+    if smem > arch.smem_per_block_bytes or k.blocks * (smem + RESERVED) > arch.smem_bytes:
+        return f"{k.blocks} blocks of {smem} bytes of shared memory do not fit"
+    return None

@@ -1,0 +1,167 @@
+"""Launches of CUDA kernels for convolutions with few channels a group."""
+
+from __future__ import annotations
+
+from tilewise.core.arch import Arch
+from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
+from tilewise.ops.conv.kernels.grouped import (
+    CHANNELS,
+    GroupedConvKernel,
+    patch,
+    read_channels,
+    read_group,
+    smem_bytes,
+    written,
+    written_group,
+)
+from tilewise.ops.conv.patches import (
+    Argument,
+    check_epilogue,
+    cuda_step,
+    finishing,
+    finishing_pointers,
+    geometry,
+    images,
+    outer_pitches,
+    sum_step,
+    walkers,
+)
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.strides import Strides
+from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+
+
+def launch_grouped(
+    kernel: GroupedConvKernel,
+    problem: ConvProblem,
+    arch: Arch,
+    strides: tuple[Strides, Strides, Strides],
+    is_aligned: bool,
+    epilogue: Epilogue,
+) -> Launch:
+    """One step over pixels; for the filter's gradient slices and a second step that adds them."""
+    check_epilogue(epilogue, problem.direction)
+    if kernel.is_weight:
+        return _weight(kernel, problem, arch, strides, is_aligned)
+    return Launch(steps=(_pixels(kernel, problem, arch, strides, is_aligned, epilogue),))
+
+
+def _constants(kernel: GroupedConvKernel, p: ConvProblem) -> dict[str, int | str]:
+    return {
+        **geometry(p),
+        "ELEMENT": p.dtype,
+        "READ_GROUP": read_group(p),
+        "WRITTEN_GROUP": written_group(p),
+        "TILE_H": kernel.tile_h,
+        "TILE_W": kernel.tile_w,
+        "STAGES": kernel.stages,
+        "BLOCKS": kernel.blocks,
+    }
+
+
+def corners(p: ConvProblem, dim: str) -> tuple[int, int, int]:
+    """Along `dim`: where the first patch and the first tile begin, and how many places there are.
+
+    Backward, places are those of the padded image by phases, from the first that is not padding.
+    """
+    pad, stride = getattr(p, f"pad_{dim}"), getattr(p, f"stride_{dim}")
+    if p.direction != "bwd_data":
+        return -pad, 0, getattr(p, f"out_{dim}")
+    taps, dilation = getattr(p, {"d": "z", "h": "y", "w": "x"}[dim]), getattr(p, f"dilation_{dim}")
+    first = pad // stride
+    shifts = -(-taps // stride)
+    places = -(-(getattr(p, dim) + pad) // stride) - first
+    return first - (shifts - 1) * dilation, first * stride - pad, places
+
+
+def _pixels(
+    kernel: GroupedConvKernel,
+    p: ConvProblem,
+    arch: Arch,
+    strides: tuple[Strides, Strides, Strides],
+    is_aligned: bool,
+    epilogue: Epilogue,
+) -> Step:
+    x, y = images(p, strides, is_aligned)
+    source, target = (y, x) if p.direction == "bwd_data" else (x, y)
+    (patch_d, tile_d, deep), (patch_h, tile_h, down), (patch_w, tile_w, across) = (
+        corners(p, dim) for dim in "dhw"
+    )
+    tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
+    tiles = p.n * deep * tiles_h * tiles_w
+    columns = -(-target.c // CHANNELS)
+    arguments: dict[str, Argument] = {
+        "image": source.map((*patch(kernel, p), read_channels(p))),
+        "stored": target.map((*written(kernel, p), CHANNELS)),
+        "weights": Pointer(tensor=SECOND),
+        **finishing_pointers(epilogue),
+        "filter_pitch": outer_pitches(p, strides)[SECOND],
+        "channels_written": target.c,
+        "tiles_w": tiles_w,
+        "tiles_h": tiles_h,
+        "tiles_d": deep,
+        "tile_count": tiles,
+        "patch_corner_d": patch_d,
+        "patch_corner_h": patch_h,
+        "patch_corner_w": patch_w,
+        "corner_d": tile_d,
+        "corner_h": tile_h,
+        "corner_w": tile_w,
+        "depth": target.d,
+        "height": target.h,
+        "width": target.w,
+        **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
+    }
+    constants = _constants(kernel, p) | finishing(epilogue)
+    constants["BACKWARD"] = int(p.direction == "bwd_data")
+    return cuda_step(
+        "grouped",
+        "grouped",
+        arguments,
+        constants,
+        grid=(columns, walkers(tiles, columns, kernel.blocks, arch), 1),
+        threads=32 * (kernel.warps + 1),
+        smem_bytes=smem_bytes(kernel, p),
+    )
+
+
+def _weight(
+    kernel: GroupedConvKernel,
+    p: ConvProblem,
+    arch: Arch,
+    strides: tuple[Strides, Strides, Strides],
+    is_aligned: bool,
+) -> Launch:
+    x, y = images(p, strides, is_aligned)
+    tiles_w, tiles_h = -(-p.out_w // kernel.tile_w), -(-p.out_h // kernel.tile_h)
+    tiles = p.n * p.out_d * tiles_h * tiles_w
+    columns = -(-p.k // CHANNELS)
+    blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
+    slices = 1 if kernel.atomic else blocks
+    arguments: dict[str, Argument] = {
+        "image": x.map((*patch(kernel, p), read_channels(p))),
+        "result": y.map((1, kernel.tile_h, kernel.tile_w, CHANNELS)),
+        "slices": Scratch(offset=0),
+        "slice_size": p.filter_elements,
+        "filter_count": p.k,
+        "tiles_w": tiles_w,
+        "tiles_h": tiles_h,
+        "tiles_d": p.out_d,
+        "tile_count": tiles,
+        "pad_d": p.pad_d,
+        "pad_h": p.pad_h,
+        "pad_w": p.pad_w,
+    }
+    step = cuda_step(
+        "grouped_weight",
+        "grouped_weight",
+        arguments,
+        _constants(kernel, p) | {"ATOMIC": int(kernel.atomic)},
+        grid=(columns, blocks, p.z),
+        threads=32 * kernel.warps,
+        smem_bytes=smem_bytes(kernel, p),
+    )
+    room = 4 * slices * p.filter_elements
+    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
+    adding = sum_step(p, slices, outer_pitches(p, strides)[OUT])
+    return Launch(steps=(*clear, step, adding), workspace_bytes=room)

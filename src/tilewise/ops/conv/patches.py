@@ -1,0 +1,184 @@
+"""What launches of CUDA kernels that copy patches of channels-last images have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
+from tilewise.errors import KernelError
+from tilewise.ops.conv.epilogue import ACTIVATIONS, BIAS, OUT, RESIDUAL, Epilogue
+from tilewise.ops.conv.problem import ConvProblem, shapes
+from tilewise.ops.conv.strides import Strides
+from tilewise.ops.launch import CudaSource, Pointer, Scratch, Step, TensorMap
+
+Argument = Pointer | Scratch | TensorMap | int | float
+DIMS = ("d", "h", "w")
+TAPS = {"d": "z", "h": "y", "w": "x"}
+SUM_THREADS = 256
+MOST_BLOCKS = 65535
+"""Of a grid's second and third dimension."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A channels-last tensor of images; sizes are elements, the pitch from image to image too."""
+
+    tensor: int
+    dtype: str
+    n: int
+    d: int
+    h: int
+    w: int
+    c: int
+    pitch: int
+
+    def pitches(self) -> tuple[int, int, int, int]:
+        """Elements from one image, plane, row and pixel to the next."""
+        return self.pitch, self.h * self.w * self.c, self.w * self.c, self.c
+
+    def map(
+        self, box: tuple[int, int, int, int], steps: tuple[int, int, int] = (1, 1, 1)
+    ) -> TensorMap:
+        """Copies of `box` (depth, height, width, channels), which take every `steps`-th pixel."""
+        size = element(self.dtype).bytes
+        n, d, h, w = self.pitches()
+        deep, down, across, channels = box
+        return TensorMap(
+            tensor=self.tensor,
+            dtype=self.dtype,
+            sizes=(self.c, self.w, self.h, self.d, self.n),
+            strides=tuple(size * pitch for pitch in (w, h, d, n)),
+            box=(channels, across, down, deep, 1),
+            steps=(1, *reversed(steps), 1) if max(steps) > 1 else (),
+            swizzle=channels * size,
+        )
+
+
+def images(
+    problem: ConvProblem, strides: tuple[Strides, Strides, Strides], is_aligned: bool
+) -> tuple[Image, Image]:
+    """The forward input and output, wherever the call has them."""
+    p = problem
+    if not is_aligned:
+        raise KernelError("patches are copied by TMA; give tensors that begin at 16 bytes")
+    pitches = outer_pitches(problem, strides)
+    x_at, y_at = {"fwd": (0, 2), "bwd_data": (2, 0), "bwd_weight": (0, 1)}[p.direction]
+    for at in (x_at, y_at):
+        if pitches[at] * element(p.dtype).bytes % 16:
+            raise KernelError(
+                f"images lie {pitches[at]} elements apart; TMA copies want a multiple of 16 bytes"
+            )
+    x = Image(tensor=x_at, dtype=p.dtype, n=p.n, d=p.d, h=p.h, w=p.w, c=p.c, pitch=pitches[x_at])
+    y = replace(x, tensor=y_at, d=p.out_d, h=p.out_h, w=p.out_w, c=p.k, pitch=pitches[y_at])
+    return x, y
+
+
+def outer_pitches(
+    problem: ConvProblem, strides: tuple[Strides, Strides, Strides]
+) -> tuple[int, int, int]:
+    """Elements from one image or filter to the next, of operands and result; all else is packed."""
+    packed = (prod(shape[1:]) for shape in shapes(problem))
+    a, b, c = (given[0] or usual for given, usual in zip(strides, packed, strict=True))
+    return a, b, c
+
+
+def geometry(problem: ConvProblem) -> dict[str, int | str]:
+    """Filter, stride and dilation as macros."""
+    p = problem
+    return {
+        **{f"FILTER_{dim.upper()}": getattr(p, TAPS[dim]) for dim in DIMS},
+        **{f"STRIDE_{dim.upper()}": getattr(p, f"stride_{dim}") for dim in DIMS},
+        **{f"DILATION_{dim.upper()}": getattr(p, f"dilation_{dim}") for dim in DIMS},
+    }
+
+
+def finishing(epilogue: Epilogue) -> dict[str, int | str]:
+    """What is done to the sums, as macros."""
+    return {
+        "BIAS": int(epilogue.bias),
+        "RESIDUAL": int(epilogue.residual),
+        "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+    }
+
+
+def finishing_pointers(epilogue: Epilogue) -> dict[str, Argument]:
+    """Bias and residual; what is absent is never read."""
+    return {
+        "bias": Pointer(tensor=BIAS if epilogue.bias else OUT),
+        "residual": Pointer(tensor=RESIDUAL if epilogue.residual else OUT),
+    }
+
+
+def check_epilogue(epilogue: Epilogue, direction: str) -> None:
+    """Raises where an epilogue asks for what these kernels do not do."""
+    if epilogue.sums:
+        raise KernelError("kernels over patches give no sums over pixels; use another family")
+    if direction == "bwd_weight" and not epilogue.is_plain:
+        raise KernelError("the gradient of a filter takes no epilogue")
+
+
+def cuda_step(
+    file: str,
+    function: str,
+    arguments: dict[str, Argument],
+    constants: dict[str, int | str],
+    *,
+    grid: tuple[int, int, int],
+    threads: int,
+    smem_bytes: int = 0,
+) -> Step:
+    """A step whose signature follows from its arguments; numbers called pitch or size are wide."""
+    return Step(
+        source=CudaSource(
+            file=f"conv/cuda/{file}.cuh",
+            function=function,
+            signature={name: _kind(name, value) for name, value in arguments.items()},
+            constants=constants,
+        ),
+        grid=grid,
+        threads=threads,
+        smem_bytes=smem_bytes,
+        arguments=tuple(arguments.values()),
+    )
+
+
+def _kind(name: str, value: Argument) -> str:
+    if isinstance(value, TensorMap):
+        return "map"
+    if isinstance(value, Pointer | Scratch):
+        return "*"
+    if isinstance(value, float):
+        return "f32"
+    return "i64" if name.endswith(("pitch", "_size")) or name.startswith("pitch_") else "i32"
+
+
+def walkers(tiles: int, columns: int, blocks: int, arch: Arch) -> int:
+    """Blocks that share `tiles` evenly in one wave, `columns` times over."""
+    room = max(1, blocks * arch.compute_units // columns)
+    rounds = -(-tiles // min(tiles, room))
+    return -(-tiles // rounds)
+
+
+def sum_step(problem: ConvProblem, slices: int, pitch: int) -> Step:
+    """Adds slices of the filter's gradient at the workspace's start up, filters `pitch` apart."""
+    p = problem
+    rows, size = p.k, p.filter_elements // p.k
+    vector = next(v for v in (4, 2, 1) if size % v == 0 and pitch % v == 0)
+    threads = SUM_THREADS * vector
+    return cuda_step(
+        "sum_slices",
+        "sum_slices",
+        {
+            "partial": Scratch(offset=0),
+            "result": Pointer(tensor=OUT),
+            "slices": slices,
+            "rows": rows,
+            "row": size,
+            "pitch": pitch,
+        },
+        {"RESULT": p.out_dtype, "VECTOR": vector},
+        grid=(-(-rows * size // threads), 1, 1),
+        threads=SUM_THREADS,
+    )

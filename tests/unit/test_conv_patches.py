@@ -1,0 +1,53 @@
+"""CUDA kernels over patches are legal where they should be, and compile without spilling."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.arch import load_arch
+from tilewise.core.kernel import Kernel
+from tilewise.engines.gpu.nvrtc import compile_cuda
+from tilewise.ops.configs import load_pool
+from tilewise.ops.contract import get_op
+from tilewise.ops.conv.launch import launch
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.launch import CudaSource
+
+ARCH = load_arch("sm_90:H200")
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
+FAMILIES = ("grouped",)
+
+
+def layers(direction: str) -> dict[str, ConvProblem]:
+    """Typical layers of each family."""
+    base = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1, "dtype": "bf16"}
+    strided = {"stride_h": 2, "stride_w": 2}
+    made = {
+        "grouped_4": base | {"c": 128, "k": 128, "g": 32},
+        "grouped_32": base | {"c": 1024, "k": 1024, "g": 32, "h": 14, "w": 14},
+        "grouped_8_strided": base | {"c": 256, "k": 256, "g": 32} | strided,
+    }
+    return {name: ConvProblem(direction=direction, **sizes) for name, sizes in made.items()}
+
+
+def legal(problem: ConvProblem, families: tuple[str, ...] = FAMILIES) -> list[Kernel]:
+    op = get_op(problem.op)
+    return [
+        kernel
+        for kernel in load_pool(op, ARCH, ["cuda"])
+        if getattr(kernel, "family", "") in families and not op.why_unusable(kernel, problem, ARCH)
+    ]
+
+
+@pytest.mark.parametrize("name", layers("fwd"))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_layer_has_kernels_that_do_not_spill(direction: str, name: str) -> None:
+    problem = layers(direction)[name]
+    kernels = legal(problem)
+    assert len(kernels) >= 4
+    # Those that hold most in registers or leave least of them to a thread.
+    for kernel in (kernels[0], kernels[len(kernels) // 2], kernels[-1]):
+        for source in launch(kernel, problem, ARCH).sources:
+            assert isinstance(source, CudaSource)
+            made = compile_cuda(source, "sm_90")
+            assert made.resources.spills == 0, f"{kernel.name}: {source.function}"
