@@ -173,7 +173,7 @@ class Chooser:
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
         is_last = pool.is_vendor.copy()
         for vendor in np.flatnonzero(is_last):
-            is_last[vendor] = not ranker.knows_vendor(pool.kernels[vendor])
+            is_last[vendor] = not ranker.knows_vendor(pool.kernels[vendor], self.registry.arch)
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         charged: list[Key] = []

@@ -59,3 +59,11 @@ class Estimates:
 def _analytic(op: str) -> FeatureSet:
     """What the estimate needs of an op's features."""
     return get_op(op).features.restricted([], ["analytic_us"])
+
+
+def judges_vendor(op: str, arch: Arch) -> bool:
+    """Whether estimates of the vendor's routine can be compared with those of kernels.
+
+    An op that knows how its vendor does on a GPU says so by a helper `vendor_us`.
+    """
+    return arch.kind == "gpu" and "vendor_us" in get_op(op).features.helpers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewise.core.dtypes import DTYPES, OPERAND_DTYPES
 from tilewise.core.features import FeatureSet
 from tilewise.ops.conv.cpu_work import CPU_FEATURES, CPU_HELPERS
+from tilewise.ops.conv.gpu_work import GPU_FEATURES, GPU_HELPERS, TIME_HELPERS
 from tilewise.ops.conv.kernels import KERNEL_TYPES
 from tilewise.ops.conv.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
@@ -32,7 +33,7 @@ _WORDS = {
 _PROBLEM = problem_fields(ConvProblem, _WORDS)
 _KERNEL = (*kernel_fields(KERNEL_TYPES), *calibration_fields())
 _DIMS = (("d", "z"), ("h", "y"), ("w", "x"))
-_FWD, _DATA = 'p_direction == "fwd"', 'p_direction == "bwd_data"'
+_FWD, _DATA, _WEIGHT = (f'p_direction == "{name}"' for name in DIRECTIONS)
 
 _HELPERS = {
     **DTYPE_HELPERS,
@@ -72,14 +73,28 @@ _HELPERS = {
     "merged": "max(1, k_num_groups_to_merge)",
     **{name: TILE_HELPERS[name] for name in ("is_vendor", "tm", "tn", "tk")},
     **CPU_HELPERS,
-    "rows": on_cpu("cpu_rows", "gm"),
-    "cols": on_cpu("cpu_cols", "gn"),
+    **GPU_HELPERS,
+    "rows": on_cpu("cpu_rows", "own_rows if is_ours else gm"),
+    "cols": on_cpu("cpu_cols", "own_cols if is_ours else gn"),
     "passes": on_cpu("cpu_passes", "1"),
     "copied": on_cpu("cpu_copied", "0"),
-    "tile_groups": on_cpu("(1 if is_merged else p_g)", "ceil_div(p_g, merged)"),
-    **TILE_HELPERS,
+    "tile_groups": on_cpu(
+        "(1 if is_merged else p_g)", "own_groups if is_ours else ceil_div(p_g, merged)"
+    ),
+    **{name: text for name, text in TILE_HELPERS.items() if name != "analytic_us"},
     "misaligned": on_cpu("is_other_loop", TILE_HELPERS["misaligned"]),
-    "steps": on_cpu("cpu_steps", TILE_HELPERS["steps"]),
+    "steps": on_cpu(
+        "cpu_steps", f"ceil_div(own_steps, split) if is_ours else {TILE_HELPERS['steps']}"
+    ),
+    "split": f"own_slices if is_ours else {TILE_HELPERS['split']}",
+    "rate": f"own_rate if is_ours else {TILE_HELPERS['rate']}",
+    "tile_volume": "tm * tn * tk * tile_taps",
+    "tile_loads": "(tm / halo_taps + tn) * tk",
+    "fill_k": "class_taps * source_c / (steps * split * tk) "
+    f"if is_ours and not ({_WEIGHT}) else {TILE_HELPERS['fill_k']}",
+    **TIME_HELPERS,
+    "analytic_us": "cpu_us if not is_gpu else conv_us if is_ours "
+    "else vendor_us if is_vendor else gpu_us",
     **AXES,
     "at_taps": "log2(taps)",
     "at_stride": "log2(p_stride_d * p_stride_h * p_stride_w)",
@@ -185,6 +200,7 @@ FEATURES = FeatureSet(
         **TILE_FEATURES,
         **_TILE_FEATURES,
         **CPU_FEATURES,
+        **GPU_FEATURES,
         **HARDWARE_FEATURES,
         **CALIBRATED_FEATURES,
     },

@@ -1,0 +1,144 @@
+"""What a GPU convolution kernel does for a problem: tiles, steps, slices, and an estimate of time.
+
+Families differ in how they walk taps and channels, hence in what they pad, re-read and multiply by
+zero. A tile lies on pixels x channels of the result, or on filters x entries of the gradient.
+Backward-data falls into classes of pixels by their remainder of the stride; on average one of them
+has a share of the taps, and all together have each tap once.
+"""
+
+from __future__ import annotations
+
+_DATA, _WEIGHT = (f'p_direction == "{name}"' for name in ("bwd_data", "bwd_weight"))
+
+TAPS = ("implicit", "im2col", "gather", "rows")
+"""Matrix products one tap at a time, channels padded to whole steps."""
+PACKED = ("packed",)
+"""Taps and channels in one row."""
+HALO = ("halo",)
+"""Patches with their rim are read once, and taps read them shifted."""
+MERGED = ("merged",)
+"""Groups side by side in a tile, foreign products by zero."""
+VECTOR = ("direct",)
+"""Channel by channel on the vector units, all groups in one row."""
+STREAM: tuple[str, ...] = ()
+"""Small groups on the matrix units, filters in registers: bound by memory."""
+RATES = {
+    **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
+    **{"im2col": 0.8, "rows": 0.8, "gather": 0.65, "halo": 0.83},
+}
+"""The share of the matrix units' peak that a family was seen to reach; others are set apart."""
+POINTER = ("implicit", "packed", "merged", "direct")
+"""They load through pointers, which draws less from L2 than copies do."""
+
+
+def _one_of(families: tuple[str, ...]) -> str:
+    words = ", ".join(f'"{name}"' for name in families)
+    return f"is_ours and k_family in [{words}]" if families else "0"
+
+
+def _rate() -> str:
+    text = "0.5"
+    for family, share in RATES.items():
+        text = f'{share} if k_family == "{family}" else {text}'
+    return text
+
+
+GPU_HELPERS = {
+    "is_ours": 'k_engine == "triton" or k_engine == "cuda"',
+    "is_packed": _one_of(PACKED),
+    "is_halo": _one_of(HALO),
+    "is_merging": _one_of(MERGED),
+    "is_vector": _one_of(VECTOR),
+    "is_stream": _one_of(STREAM),
+    "source_c": f"max(1, group_k if {_DATA} else group_c)",
+    "result_c": f"max(1, group_c if {_DATA} else group_k)",
+    "classes": f"p_stride_d * p_stride_h * p_stride_w if {_DATA} else 1",
+    "class_pixels": "p_n * ceil_div(p_d, p_stride_d) * ceil_div(p_h, p_stride_h) "
+    f"* ceil_div(p_w, p_stride_w) if {_DATA} else out_pixels",
+    "class_taps": "taps / classes",
+    "merge_room": f"min(tm // result_c, tn // source_c) if {_WEIGHT} "
+    "else min(tn // result_c, tk // source_c)",
+    "groups_held": "max(1, min(merge_room, p_g)) if is_merging else 1",
+    "own_rows": f"(p_k if is_vector else groups_held * result_c) if {_WEIGHT} "
+    "else classes * class_pixels",
+    "own_cols": "(source_c * ceil_div(taps, tn) * tn if is_vector else taps * source_c "
+    "if is_packed else (1 if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
+    f"if {_WEIGHT} else p_g * result_c if is_vector else groups_held * result_c",
+    "own_groups": "1 if is_vector else ceil_div(p_g, groups_held)",
+    "own_steps": f"ceil_div(out_pixels, tk) if {_WEIGHT} else class_taps * source_c if is_vector "
+    "else ceil_div(class_taps * source_c, tk) if is_packed "
+    "else class_taps * ceil_div(groups_held * source_c, tk)",
+    "own_tiles": "own_groups * ceil_div(own_rows, tm) * ceil_div(own_cols, tn)",
+    "own_slices": "max(1, min(ceil_div(k_fill * a_compute_units * max(1, k_blocks), own_tiles), "
+    "own_steps)) if k_fill > 0 else 1",
+    # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
+    "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
+    "tile_taps": f"taps if is_halo and {_WEIGHT} else 1",
+    "own_rate": f"0.35 * a_peak_fp32 / peak_tflops if is_vector else {_rate()}",
+}
+"""Counts of tilewise's GPU kernels; they mean nothing for others."""
+
+LAYER_CLASSES = {
+    "is_small_group_layer": "p_g > 1 and max(group_c, group_k) <= 32",
+    "is_depthwise_layer": "p_g > 1 and group_c == 1",
+    "is_volume": "p_d > 1 or p_z > 1 or p_pad_d > 0",
+}
+
+TIME_HELPERS = {
+    **LAYER_CLASSES,
+    # Blocks that share a multiprocessor share its rates; a block alone is bound by latency.
+    "together": "min(resident, ceil_div(tiles, units))",
+    "rounds": "ceil_div(tiles, units * together)",
+    "l2_gb_s": f"a_memory_gb_s * (1.5 if {_one_of(POINTER)} else 3)",
+    "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
+    "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
+    "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
+    "+ rounds * together * tm * tn * tile_taps * out_bytes * units / (a_memory_gb_s * 1000)",
+    "traffic_us": "bytes / (a_memory_gb_s * 880)",
+    "slices_us": "(2 * split * out_elements * 4 / (a_memory_gb_s * 1000) + a_launch_us / 2) "
+    "if split > 1 else 0",
+    "stream_layer_us": "max(1.25 * traffic_us, flops * max(1, 16 / source_c) "
+    "/ (peak_tflops * 500000))",
+    "conv_us": "a_launch_us / 2 + slices_us + "
+    "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
+    # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a
+    # multiple of the time of one pass over the data in small groups, more so with every tap.
+    "vendor_us": "a_launch_us / 2 + (traffic_us * (1.5 + 0.17 * taps) if is_depthwise_layer "
+    "else traffic_us * (4 if max(group_c, group_k) <= 16 else 3) if is_small_group_layer "
+    f"else max(flops / (peak_tflops * 680000) if {_WEIGHT} else 1.25 * library_us, traffic_us) "
+    "* (1.5 if is_volume and taps > 1 else 1))",
+}
+"""Estimates in microseconds; after the helpers of tiles, which they are made of."""
+
+GPU_FEATURES = {
+    "pixel_classes": "classes",
+    "taps_per_class": "class_taps",
+    "taps_of_most": "taps_d * taps_h * taps_w",
+    "groups_in_tile": "groups_held if is_ours else merged",
+    "zero_products": "groups_held - 1 if is_ours else 0",
+    "padded_work": "tiles * steps * tile_volume * 2 / max(1, flops) if is_ours else 0",
+    "padded_channels": "source_c / (ceil_div(source_c, tk) * tk) if is_ours else 0",
+    "reduction_slices": "split if is_ours else 0",
+    "tiles_before_slices": "own_tiles if is_ours else 0",
+    "im2col_reads": "own_groups * ceil_div(own_cols, tn) * class_taps * classes / halo_taps "
+    "if is_ours else 0",
+    "halo_saves": "halo_taps",
+    "image_fill_8": "out_h * out_w / (ceil_div(out_h, 8) * ceil_div(out_w, 8) * 64)",
+    "image_fill_4": "out_h * out_w / (ceil_div(out_h, 4) * ceil_div(out_w, 16) * 64)",
+    "row_fill_64": "out_w / (ceil_div(out_w, 64) * 64)",
+    "channel_fill_64": "source_c / (ceil_div(source_c, 64) * 64)",
+    "result_fill_64": "result_c / (ceil_div(result_c, 64) * 64)",
+    "copies_16_bytes": "source_c * element_bytes % 16 == 0",
+    "family_rate": "own_rate if is_ours else 0",
+    "blocks_together": "together if is_ours else 0",
+    "rounds_of_blocks": "rounds if is_ours else 0",
+    "round_fill": "tiles / (rounds * units * together) if is_ours else 0",
+    "chain_time_us": "chain_us if is_ours else 0",
+    "traffic_time_us": "traffic_us",
+    "slices_time_us": "slices_us if is_ours else 0",
+    "conv_time_us": "conv_us if is_ours else 0",
+    "vendor_time_us": "vendor_us",
+    "conv_to_vendor": "conv_us / max(0.001, vendor_us) if is_ours else 0",
+    "conv_to_traffic": "conv_us / max(0.001, traffic_us) if is_ours else 0",
+    **{f"layer_{name.removeprefix('is_')}": name for name in LAYER_CLASSES},
+}
