@@ -20,6 +20,7 @@ from tilewise.core.model import VENDOR_LEVEL
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import aligned, copy_us
 from tilewise.dispatch.registry import Registry
+from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
 
 REMEMBERED = 512
@@ -168,12 +169,12 @@ class Chooser:
         """Places and times, priorities first; copies for padding are charged on the way.
 
         Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
-        the end.
+        the end, unless the op itself can say how they do.
         """
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
         is_last = pool.is_vendor.copy()
         for vendor in np.flatnonzero(is_last):
-            is_last[vendor] = not ranker.knows_vendor(pool.kernels[vendor], self.registry.arch)
+            is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         charged: list[Key] = []
@@ -192,6 +193,10 @@ class Chooser:
         while charged:
             _, _, paid_us, at = heapq.heappop(charged)
             yield at, paid_us
+
+    def can_judge(self, ranker: Ranker, vendor: Kernel) -> bool:
+        """Whether predictions for a vendor's routine can be held against those for kernels."""
+        return ranker.knows_vendor(vendor) or judges_vendor(vendor.op, self.registry.arch)
 
     def _among_ties(self, ranking: Ranking, pool: Pool) -> tuple[int, str]:
         """Which of the kernels level with the best is taken, and why; 0 for the best itself."""

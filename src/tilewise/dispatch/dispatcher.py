@@ -230,7 +230,7 @@ class Dispatcher:
         return priority(one) == priority(other) and not is_last
 
     def _knows(self, path: str, vendor: Kernel) -> bool:
-        return any(r.path == path and r.knows_vendor(vendor) for r in self.rankers)
+        return any(r.path == path and self._chooser.can_judge(r, vendor) for r in self.rankers)
 
     def _plan_or_none(self, kernel: Kernel, problem: Problem, epilogue: Any) -> Plan | None:
         if is_foreign(kernel.engine) or get_engine(kernel.engine).why_unavailable() is not None:

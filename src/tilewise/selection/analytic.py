@@ -8,7 +8,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
-from tilewise.ops.roofline import Estimates, judges_vendor
+from tilewise.ops.roofline import Estimates
 
 
 class AnalyticRanker:
@@ -22,9 +22,8 @@ class AnalyticRanker:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None
 
-    def knows_vendor(self, kernel: Kernel, arch: Arch) -> bool:
-        """It has no tiles to judge; some ops know how it does all the same."""
-        return judges_vendor(kernel.op, arch)
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        return False  # it has no tiles to judge
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""

@@ -151,8 +151,8 @@ class Ranker(Protocol):
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         """Why this ranker should not be asked about a problem, or None."""
 
-    def knows_vendor(self, kernel: Kernel, arch: Arch) -> bool:
-        """Whether predictions of a vendor's routine on `arch` can be held against others."""
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        """Whether predictions of a vendor's routine rest on measurements of it."""
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given; quick where the same tuple is given again."""

@@ -70,7 +70,7 @@ class ModelRanker:
             f"{self.model.measured.reach:.1f} are allowed"
         )
 
-    def knows_vendor(self, kernel: Kernel, arch: Arch) -> bool:
+    def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the model was trained on the vendor's times."""
         return kernel.name in self._trained
 

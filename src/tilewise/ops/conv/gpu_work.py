@@ -20,7 +20,7 @@ MERGED = ("merged",)
 """Groups side by side in a tile, foreign products by zero."""
 VECTOR = ("direct",)
 """Channel by channel on the vector units, all groups in one row."""
-STREAM: tuple[str, ...] = ()
+STREAM = ("grouped",)
 """Small groups on the matrix units, filters in registers: bound by memory."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
@@ -33,7 +33,7 @@ POINTER = ("implicit", "packed", "merged", "direct")
 
 def _one_of(families: tuple[str, ...]) -> str:
     words = ", ".join(f'"{name}"' for name in families)
-    return f"is_ours and k_family in [{words}]" if families else "0"
+    return f"is_ours and k_family in [{words}]"
 
 
 def _rate() -> str:

@@ -1,22 +1,25 @@
-"""What a GPU convolution is compiled from and called with, for one problem and set of strides."""
+"""How GPU convolutions are compiled and called, by the family of kernel."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.ops.conv.epilogue import Epilogue
+from tilewise.ops.conv.kernels.triton import FAMILIES
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides, default_strides, strides_of
 from tilewise.ops.launch import Launch
 
-__all__ = ["Epilogue", "default_strides", "launch", "strides_of"]
+__all__ = ["Epilogue", "default_strides", "launch", "representative", "strides_of"]
 
 MODULES = {
-    "grouped": "launch_grouped",
+    **{("triton", family): "launch_triton" for family in FAMILIES},
+    ("cuda", "grouped"): "launch_grouped",
 }
-"""Family of a CUDA kernel -> the module whose function of the same name makes its launches."""
+"""Engine and family -> the module whose function of the same name makes its launches."""
 
 
 def launch(
@@ -29,10 +32,30 @@ def launch(
     epilogue: Epilogue | None = None,
 ) -> Launch:
     """The kernel's steps; `is_aligned` says that every address is a multiple of 16 bytes."""
-    module = MODULES[kernel.family]  # type: ignore[attr-defined]  # every GPU kernel has one
-    build = getattr(import_module(f"tilewise.ops.conv.{module}"), module)
-    made: Launch = build(
-        *(kernel, problem, arch, strides or default_strides(problem), is_aligned),
-        epilogue or Epilogue(),
+    module, name = _module(kernel)
+    made: Launch = getattr(module, name)(
+        *(kernel, problem, arch, strides or default_strides(problem)),
+        *(is_aligned, epilogue or Epilogue()),
     )
     return made
+
+
+def representative(kernel: Kernel) -> ConvProblem:
+    """A problem of the usual kind for this kernel, to compile ahead of time for."""
+    own = getattr(_module(kernel)[0], "representative", None)
+    made: ConvProblem = own(kernel) if own else _usual(kernel)
+    return made
+
+
+def _usual(kernel: Any) -> ConvProblem:
+    """A 3x3 layer, in groups of four channels where the kernel is for groups."""
+    is_grouped = kernel.family == "grouped"
+    sizes: dict[str, int] = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
+    sizes |= {"c": 128, "k": 128, "g": 32} if is_grouped else {"c": 256, "k": 256}
+    direction = kernel.op.removeprefix("conv_")
+    return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)  # type: ignore[arg-type]
+
+
+def _module(kernel: Kernel) -> tuple[Any, str]:
+    name = MODULES[kernel.engine, kernel.family]  # type: ignore[attr-defined]  # all GPU ones have it
+    return import_module(f"tilewise.ops.conv.{name}"), name
