@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,12 +35,19 @@ def settings() -> Settings:
     models = os.environ.get("TILEWISE_MODEL_DIR")
     ops = os.environ.get("TILEWISE_OPS", "")
     threads = os.environ.get("TILEWISE_THREADS", "")
-    if threads and not (threads.isascii() and threads.isdecimal() and 0 < int(threads) < 4097):
+    if threads and not (re.fullmatch("[0-9]{1,4}", threads) and 0 < int(threads) < 4097):
         raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be an integer from 1 to 4096")
     return Settings(
-        cache_dir=Path(cache_dir).expanduser(),
-        model_dir=Path(models).expanduser() if models else None,
+        cache_dir=_path("TILEWISE_CACHE_DIR", cache_dir),
+        model_dir=_path("TILEWISE_MODEL_DIR", models) if models else None,
         compiler=os.environ.get("TILEWISE_CXX", ""),
         ops=tuple(name.strip() for name in ops.split(",") if name.strip()),
         threads=int(threads) if threads else len(os.sched_getaffinity(0)),
     )
+
+
+def _path(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # of a user who is not there, or who has no home
+        raise InputError(f"{name} is {text!r}, whose ~ leads nowhere; name the folder") from None

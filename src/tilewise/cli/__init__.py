@@ -37,13 +37,22 @@ def _run() -> None:
     except TilewiseError as error:
         is_given = isinstance(error, InputError | ModelError | StoreError)
         _fail(str(error), 2 if is_given else 1)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            _end_quietly()
+        named = f"{str(error.filename)[:200]}: " if error.filename else ""
+        _fail(f"{named}{error.strerror or error}", 2)
+    except (MemoryError, RecursionError) as error:
+        _fail(f"this is more than fits ({type(error).__name__}); give it less at once", 1)
     except typer.Abort:
         _fail("stopped", 130)
-    except BrokenPipeError:
-        # The reader has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _end_quietly() -> None:
+    """The reader has seen enough. Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
 
 
 def _fail(message: str, code: int) -> None:

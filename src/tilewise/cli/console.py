@@ -30,6 +30,17 @@ FilterOption = Annotated[
 ]
 
 
+MOST_SECONDS = 1e6
+"""The longest timeout: eleven days, well within what the system's clocks can wait for."""
+
+
+def bearable(option: typer.CallbackParam, seconds: float) -> float:
+    """Seconds that the system can wait for; `nan` passes every bound that typer checks."""
+    if not seconds <= MOST_SECONDS:
+        raise InputError(f"{option.opts[0]} is {seconds:g}; give at most {MOST_SECONDS:g} seconds")
+    return seconds
+
+
 class PlainConsole(Console):
     """Shows names and paths as they are: brackets in them are not markup."""
 
@@ -121,7 +132,7 @@ def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> 
         if key in values:
             raise InputError(f"{key} is given twice; give it once")
         is_number = text.isascii() and text.removeprefix("-").isdecimal()
-        values[key] = int(text) if is_number and len(text) < 1000 else text
+        values[key] = int(text) if is_number and len(text) < 100 else text
     needed = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
     missing = [key for key, name in kind.KEYS.items() if name in needed and key not in values]
     if missing:

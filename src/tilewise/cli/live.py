@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.console import bearable
 from tilewise.cli.sweep import (
     device_kind,
     executor,
@@ -32,7 +33,8 @@ PolicyOption = Annotated[
     str, typer.Option("--policy", help="cpu, gpu, graph, quick or careful, and FIELD=VALUE words.")
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.01, help="Seconds for one kernel.")
+    float,
+    typer.Option("--timeout", min=0.01, callback=bearable, help="Seconds for one kernel."),
 ]
 
 

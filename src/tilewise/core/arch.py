@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
+from math import isfinite
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
@@ -99,10 +100,15 @@ class Arch:
     def from_dict(cls, values: Mapping[str, Any]) -> Arch:
         """The architecture that `to_dict` wrote."""
         try:
-            arch = cls(**{name: _frozen(value) for name, value in values.items()})
+            held = {name: _frozen(value) for name, value in values.items()}
+            held |= {"features": frozenset(held.get("features", ()))}
+            for name, value in held.items():
+                wrong = _wrong_type(name, value)
+                if wrong:
+                    raise TypeError(f"{name} is {str(value)[:60]!r}; it must be {wrong}")
+            arch = cls(**held)
         except (TypeError, AttributeError) as error:
             raise ArchError(f"not an architecture written by to_dict: {error}") from None
-        arch = replace(arch, features=frozenset(arch.features))
         broken = inconsistencies(arch)
         if broken:
             raise ArchError(f"{arch.name} contradicts itself: " + "; ".join(broken))
@@ -124,7 +130,7 @@ _OPTIONAL = {
     "warp_splits",
     "features",
 }
-_TEXT = {"vendor", "kind"}
+_TEXT = {"name", "device", "vendor", "kind"}
 _REAL = {"memory_gb_s", "launch_us"}
 _OWN_WORD = ("derived", "estimate", "measured")
 """Sources that are no document: computed from the others, guessed, or read off a machine."""
@@ -200,12 +206,19 @@ def _text(name: str) -> str:
 def _read(text: str, name: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits, too
         raise ArchError(f"{name}.toml is not TOML: {error}") from None
     extra = set(data) - {"sources", "figures", "devices"}
     if extra:
         raise ArchError(
             f"{name}.toml: unknown tables {sorted(extra)}; a file has sources, figures, devices"
+        )
+    listed = data.get("devices", {})
+    tables = [data.get("sources", {}), data.get("figures", {}), listed]
+    tables += listed.values() if isinstance(listed, dict) else []
+    if not all(isinstance(table, dict) for table in tables):
+        raise ArchError(
+            f"{name}.toml: sources, figures and each [devices.NAME] are tables, in single brackets"
         )
     return data
 
@@ -254,20 +267,23 @@ def _build(data: Mapping[str, Any], name: str, device: str) -> Arch:
 def _wrong_type(figure: str, value: Any) -> str:
     """What the figure must be, where it is not; empty where it is."""
     if figure in _TEXT:
-        return "" if isinstance(value, str) else "text"
+        return "" if isinstance(value, str) and value.isprintable() else "text of one line"
     if figure in _REAL:
-        return "" if isinstance(value, float) else "a number"
+        return "" if type(value) in (int, float) and isfinite(value) else "a number"
     if figure == "features":
-        return "" if isinstance(value, frozenset) else "a list of words"
+        sound = isinstance(value, frozenset) and all(isinstance(word, str) for word in value)
+        return "" if sound else "a list of words"
     if figure == "warp_splits":
         return "" if _are_triples(value) else "a list of [m, n, k]"
     if figure == "peak_tflops":
-        sound = isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
+        sound = isinstance(value, dict) and all(
+            type(v) in (int, float) and isfinite(v) for v in value.values()
+        )
         return "" if sound else "a number per dtype"
     if figure == "matrix_instructions":
         sound = isinstance(value, dict) and all(_are_triples(v) for v in value.values())
         return "" if sound else "a list of [m, n, k] per dtype"
-    return "" if type(value) is int else "an integer"
+    return "" if type(value) is int and abs(value) < 2**53 else "an integer"
 
 
 def _are_triples(value: Any) -> bool:
@@ -338,5 +354,5 @@ def _frozen(value: Any) -> Any:
         return {k: _frozen(v) for k, v in value.items()}
     if isinstance(value, list):
         items = tuple(_frozen(v) for v in value)
-        return frozenset(items) if items and isinstance(items[0], str) else items
+        return frozenset(items) if items and all(isinstance(i, str) for i in items) else items
     return value

@@ -15,6 +15,7 @@ from tilewise.core.faults import fault_of
 from tilewise.core.identity import SCHEMA, canonical_json, digest
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.core.strict_json import loads
 from tilewise.errors import InputError
 
 STATUSES = (
@@ -110,8 +111,8 @@ TIMED = ("cache", "launch", "threads")
 def json_object(text: str, what: str) -> dict[str, Any]:
     """The object that a row holds as text; `what` names it in the error where it is none."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = loads(text)
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{what} is no JSON object: {text[:80]!r}; `data check` lists such rows")
@@ -174,7 +175,7 @@ def parse_policy(text: str, kind: str = "cpu") -> Policy:
 
 
 def _number(text: str) -> int | float | str:
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     try:
         return float(text)

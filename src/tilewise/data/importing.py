@@ -17,7 +17,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.measurement import Measurement
 from tilewise.data.foreign import KERNEL_KEYS, ForeignReader, records
 from tilewise.data.store import Store, write_rows
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError, InputError, StoreError
 from tilewise.problems.json_text import JsonPart, json_objects, json_value_at, starts_list
 from tilewise.problems.lines import BadLine, Line, csv_lines, read_bytes, read_text
 
@@ -97,7 +97,11 @@ def import_file(path: str | Path, store: str | Path, arch: Arch, **choices: str)
 
 def _stored(path: Path) -> list[tuple[str, int, str, float | None]]:
     """Key, attempt, status and time of what a store holds; nothing where there is none yet."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise StoreError(f"the store {str(path)[:200]}: {error.strerror}") from None
+    if not is_there:
         return []
     table = Store(path).table(["key", "attempt", "status", "time_us"], latest=False)
     columns = (table.column(name).to_pylist() for name in table.column_names)

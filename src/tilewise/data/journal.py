@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
+from tilewise.core.plain_files import open_plain
+from tilewise.core.strict_json import loads
 from tilewise.errors import StoreError
 
 SUFFIX = ".journal"
@@ -119,9 +121,14 @@ class Journal:
 
 def read_journal(path: Path, offset: int = 0) -> Contents:
     """The rows after `offset`, which must be where a line starts."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read()
+    try:
+        with open(open_plain(path), "rb") as file:  # noqa: PTH123  # a descriptor, not a path
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"the journal {path} cannot be read: {error.strerror}") from None
     *lines, tail = data.split(b"\n")
     rows: list[Measurement] = []
     damaged = b""
@@ -134,7 +141,12 @@ def read_journal(path: Path, offset: int = 0) -> Contents:
     return Contents(rows, offset + len(data) - len(tail), len(tail), damaged)
 
 
-_FIELDS = {f.name for f in fields(Measurement)}
+_OF = {"str": (str,), "int": (int,), "float": (float, int)}
+_KINDS = {
+    f.name: (*_OF[str(f.type).removesuffix(" | None")], *((type(None),) * ("None" in str(f.type))))
+    for f in fields(Measurement)
+}
+"""Column -> the types that a value may have."""
 
 
 def _rows(line: bytes) -> list[Measurement] | None:
@@ -142,7 +154,19 @@ def _rows(line: bytes) -> list[Measurement] | None:
     try:
         if int(checksum, 16) != zlib.crc32(text):
             return None
-        listed: list[dict[str, Any]] = json.loads(text)
-        return [Measurement(**{k: v for k, v in row.items() if k in _FIELDS}) for row in listed]
+        listed: list[dict[str, Any]] = loads(text)
+        return [_row(row) for row in listed]
     except (ValueError, TypeError, AttributeError):
         return None
+
+
+def _row(values: dict[str, Any]) -> Measurement:
+    """The measurement; raises where a value is of another kind than its column."""
+    row = Measurement(**{k: v for k, v in values.items() if k in _KINDS})
+    for name, kinds in _KINDS.items():
+        value = getattr(row, name)
+        if type(value) not in kinds or (type(value) is int and abs(value) >= 2**63):
+            raise TypeError(name)
+        if type(value) is str:
+            value.encode()  # lone surrogates, which no table holds, are a ValueError
+    return row

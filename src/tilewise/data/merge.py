@@ -12,7 +12,7 @@ from tilewise.core.measurement import Measurement
 from tilewise.data.journal import read_journal
 from tilewise.data.schema import from_table, to_table
 from tilewise.data.store import Store, read_shard, write_rows, write_shard
-from tilewise.errors import InputError, StoreError
+from tilewise.errors import InputError, NoStoreError, StoreError
 
 APART = 0.25
 """Times of one key further apart than this, relatively, contradict each other."""
@@ -63,7 +63,7 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     """
     stores = [Store(source) for source in sources]
     for store in stores:
-        if store.path.resolve() == Path(target).resolve():
+        if _place(store.path) == _place(Path(target)):
             raise InputError(f"{store.path} cannot be merged into itself")
     incoming = []
     for store in stores:
@@ -93,6 +93,13 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
     result.known = len(incoming) - len(added)
     _compare(attempts, held, result)
     return result
+
+
+def _place(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        raise NoStoreError(f"the store {path} is a link that leads nowhere") from None
 
 
 def _check_readable(path: Path, rows: Iterable[Measurement]) -> None:

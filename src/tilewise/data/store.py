@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -55,9 +55,11 @@ class Store:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreError(f"cannot make the store {path}: {error.strerror}") from None
-        if not self.path.is_dir():
-            what = "is a file" if self.path.exists() else "does not exist"
-            raise NoStoreError(f"the store {path} {what}; a store is a folder that `sweep` makes")
+        if not _is(self.path, Path.is_dir):
+            what = "is a file" if _is(self.path, Path.exists) else "does not exist"
+            raise NoStoreError(
+                f"the store {str(path)[:200]} {what}; a store is a folder that `sweep` makes"
+            )
 
     def shards(self) -> list[Path]:
         """The finished shards, in order of their names."""
@@ -121,6 +123,14 @@ class Store:
             return LockedFile.take(path, create=create)
         except OSError as error:
             raise _unwritable(self.path, error) from None
+
+
+def _is(path: Path, asks: Callable[[Path], bool]) -> bool:
+    """What `asks` says of a path; False of names that no file can have."""
+    try:
+        return asks(path)
+    except (OSError, ValueError):
+        return False
 
 
 class Writer:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.core.strict_json import loads
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
@@ -244,7 +245,7 @@ class Registry:
         """The registry that `to_json` wrote, from its text or a file."""
         try:
             text = source.read_text() if isinstance(source, Path) else source
-            data = json.loads(text)
+            data = loads(text)
             if data["schema"] != SCHEMA:
                 raise FileError(
                     f"registry schema {data['schema']} is not {SCHEMA}; export it again"

@@ -26,6 +26,7 @@ from typing import Any
 from tilewise.core.arch import Arch, known_archs
 from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
+from tilewise.core.strict_json import loads
 from tilewise.errors import ExpressionError, FileError, InputError, KernelError
 from tilewise.ops.contract import Op, get_op
 
@@ -92,8 +93,8 @@ def load_pool(op: Op, arch: Arch, engines: Iterable[str] | None = None) -> list[
 def read_config(path: Path) -> list[dict[str, Any]]:
     """The blocks of a config file."""
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        config = loads(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise FileError(f"{path.name} is not a config: {error}") from None
     if not isinstance(config, list) or not all(isinstance(block, dict) for block in config):
         raise FileError(f"{path.name} is not a config: it must be a list of blocks")
@@ -128,8 +129,8 @@ def dump_kernels(kernels: Iterable[Kernel]) -> str:
 def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
     """The kernels that `dump_kernels` wrote, of `op` alone where one is given."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = loads(text)
+    except ValueError as error:
         raise FileError(f"not JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("kernels"), list):
         raise FileError('not a kernel file: it must be {"schema": 1, "kernels": [...]}')

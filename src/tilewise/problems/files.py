@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.problem import Problem
+from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, InputError
 from tilewise.problems import miopen
 from tilewise.problems.json_text import JsonPart, json_lines, json_objects, starts_list
@@ -27,6 +28,7 @@ from tilewise.problems.lines import (
 )
 from tilewise.problems.problem_set import ProblemSet, plain
 from tilewise.problems.rows import RowReader
+from tilewise.problems.tables import read_parquet
 
 __all__ = ["BadLine", "ProblemFile", "read_problems", "write_problems"]
 
@@ -132,19 +134,16 @@ def _command_lines(text: str, reader: RowReader) -> Iterator[Line]:
 
 
 def _parquet_lines(path: str | Path) -> Iterator[Line]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(pa.BufferReader(read_bytes(path)))
-    except pa.ArrowException as error:
+        rows = read_parquet(read_bytes(path)).to_pylist()
+    except (FileError, ValueError, OverflowError) as error:  # and of dates beyond Python's
         raise FileError(f"{path} is not a Parquet file: {error}") from None
-    for number, row in enumerate(table.to_pylist(), 1):
+    for number, row in enumerate(rows, 1):
         given = {k: v for k, v in row.items() if v is not None}
         try:
             # Stores and out-of-fold tables hold the whole problem in one column.
-            given |= json.loads(given.pop("problem", "{}"))
-        except (TypeError, ValueError):
+            given |= loads(given.pop("problem", "{}"))
+        except (TypeError, ValueError, AttributeError):
             yield Line(number, str(row), reason="the column problem is not a JSON object")
             continue
         yield Line(number, str(row), [given])

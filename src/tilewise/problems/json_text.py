@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_DECODER = json.JSONDecoder()
+from tilewise.core.strict_json import loads, value_at
+
 _BLANK = re.compile(r"[\s,]*")
 _LIST_START = re.compile(r"\s*\[\s*([{\]]|$)")
 _LIST_IN_OBJECT = re.compile(r'"(problems|rows|layers|results|benchmarks)"\s*:\s*\[')
@@ -51,8 +51,8 @@ def json_objects(text: str, at: int = 0, *, closed_by: str = "]") -> Iterator[Js
 def json_value_at(text: str, at: int, line: int) -> tuple[JsonPart, int]:
     """The object at `at`, or what is wrong there; and where the text goes on."""
     try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError) as error:
+        value, end = value_at(text, at)
+    except ValueError as error:
         # Behind the next closing brace the next object may well be sound.
         stop = text.find("}", max(at, getattr(error, "pos", at)))
         end = len(text) if stop < 0 else stop + 1
@@ -79,8 +79,8 @@ def json_lines(text: str) -> Iterator[JsonPart]:
 
 def _one_line(text: str, number: int) -> JsonPart:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = loads(text)
+    except ValueError as error:
         return JsonPart(number, text, None, f"not JSON: {_message(error)}")
     if not isinstance(value, dict):
         return JsonPart(number, text, None, f"{_kind(value)}, not an object")
@@ -93,11 +93,7 @@ def _is_object(text: str) -> bool:
 
 def _message(error: Exception) -> str:
     """The decoder's complaint without its own line count, which starts at the object."""
-    return (
-        "nested too deeply"
-        if isinstance(error, RecursionError)
-        else str(getattr(error, "msg", error))
-    )
+    return str(getattr(error, "msg", error))
 
 
 def _kind(value: object) -> str:

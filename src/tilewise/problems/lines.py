@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,8 +81,9 @@ def read_bytes(path: str | Path) -> bytes:
         raise FileError(f"{path} does not exist") from None
     except IsADirectoryError:
         raise FileError(f"{path} is a folder; give a file") from None
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # names too long, or of null bytes
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"{str(path)[:200]} cannot be read: {reason}") from None
 
 
 def csv_lines(
@@ -129,9 +131,9 @@ def _csv_line(number: int, header: list[str], cells: list[str], delimiter: str) 
 
 
 def _check_doubled(path: str | Path, header: list[str]) -> None:
-    doubled = sorted({name for name in header if header.count(name) > 1})
+    doubled = sorted(name for name, count in Counter(header).items() if count > 1)
     if doubled:
-        raise FileError(f"{path} has the column {', '.join(doubled)} more than once")
+        raise FileError(f"{path} has the column {', '.join(doubled)[:200]} more than once")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
