@@ -36,9 +36,9 @@ from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, default_registry
 from tilewise.errors import NoKernelError
-from tilewise.learn.synthetic import synthetic_problems
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.problems.sampling import sample
 from tilewise.selection.models import SHIPPED
 from tilewise.selection.ranker import ModelRanker
 from tilewise.selection.scorer import NumpyScorer
@@ -60,6 +60,12 @@ def timed(call: Callable[[Problem], Any], problems: Sequence[Problem]) -> np.nda
         times[i] = clock() - start
     gc.enable()
     return times * 1e-3
+
+
+def problems_of(model: Model, count: int, seed: int) -> list[Problem]:
+    """Different problems that the model is for."""
+    arch = load_arch(model.arch, model.device)
+    return sample(model.op, arch, count, dtype=model.dtypes[0], seed=seed).problems
 
 
 def pool_of(model: Model, count: int) -> list[Kernel]:
@@ -102,7 +108,7 @@ def measure(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     """One row of the report."""
     model = load_model(folder)
     selector = Selector(model, pool_of(model, count), compiled=True)
-    problems = synthetic_problems(model.op, model.dtypes[0], repeats, seed=1)
+    problems = problems_of(model, repeats, seed=1)
     fast = timed(selector.ranking, problems)
     few = problems[: max(30, min(300, 30_000 // count))]
     slow = timed(through_lightgbm(folder, selector), few)
@@ -138,7 +144,7 @@ def measure_dispatch(folder: Path, repeats: int) -> dict[str, Any]:
     model = load_model(folder)
     registry = default_registry(model.op, load_arch(model.arch, model.device))
     dispatcher = Dispatcher(registry, rankers=[ModelRanker(model)])
-    problems = synthetic_problems(model.op, model.dtypes[0], repeats, seed=2)
+    problems = problems_of(model, repeats, seed=2)
     fresh = timed(dispatcher.select, problems)
     again = timed(dispatcher.select, [replace(p) for p in problems[-200:]])
     p50, p99 = np.percentile(fresh[20:], [50, 99])  # the first are known from warming up
@@ -154,7 +160,7 @@ def soak(folder: Path, count: int) -> list[dict[str, Any]]:
     """Memory before and after `count` selections, by the way of asking."""
     model = load_model(folder)
     selector = Selector(model, pool_of(model, 100), compiled=True)
-    seeds = synthetic_problems(model.op, model.dtypes[0], 50, seed=3)
+    seeds = problems_of(model, 50, seed=3)
     seeds = [problem for problem in seeds if is_served(selector, problem)]
     size = "m" if model.op == "gemm" else "n"
     rows = []

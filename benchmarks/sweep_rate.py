@@ -36,6 +36,7 @@ from tilewise.core.measurement import Measurement, Policy, Setting  # noqa: E402
 from tilewise.core.problem import Problem  # noqa: E402
 from tilewise.engines.contract import Engine  # noqa: E402
 from tilewise.engines.replay import ReplayPlan  # noqa: E402
+from tilewise.ops.contract import Op  # noqa: E402
 from tilewise.ops.gemm.problem import GemmProblem  # noqa: E402
 from tilewise.sweep.crew import WorkerConfig  # noqa: E402
 from tilewise.sweep.local import LocalExecutor  # noqa: E402
@@ -64,9 +65,10 @@ class InstantEngine(Engine):
     """Answers with an invented measurement."""
 
     name = "instant"
+    kinds = ("cpu",)
     kernel_types = (InstantKernel,)
 
-    def toolchain(self) -> str:
+    def toolchain(self, op: Op) -> str:
         return "none"
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> ReplayPlan:

@@ -16,6 +16,7 @@ from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan
 from tilewise.errors import BuildError, ExecutionError
+from tilewise.ops.contract import Op
 
 EXPECTED = {
     "fine": "ok",
@@ -111,9 +112,10 @@ class SabotagePlan(Plan):
 
 class SabotageEngine(Engine):
     name = "sabotage"
+    kinds = ("cpu",)
     kernel_types = (SabotageKernel,)
 
-    def toolchain(self) -> str:
+    def toolchain(self, op: Op) -> str:
         return "sabotage 1"
 
     def build_one(self, kernel: Kernel) -> Build:

@@ -10,6 +10,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Engine, Plan
+from tilewise.ops.contract import Op
 
 EXPECTED = {
     "fine": "ok",
@@ -59,9 +60,10 @@ class GpuSabotagePlan(Plan):
 
 class GpuSabotageEngine(Engine):
     name = "gpu_sabotage"
+    kinds = ("gpu",)
     kernel_types = (GpuSabotageKernel,)
 
-    def toolchain(self) -> str:
+    def toolchain(self, op: Op) -> str:
         return "sabotage 1"
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> GpuSabotagePlan:

@@ -10,7 +10,7 @@ import pytest
 
 from tilewise.core.measurement import Policy
 from tilewise.data.store import Store
-from tilewise.engines.cublas import tactic_of
+from tilewise.engines import get_engine
 from tilewise.engines.device import detect
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import TACTIC, VendorKernel
@@ -26,6 +26,9 @@ pytestmark = [
         not torch.cuda.is_available() or torch.version.hip is not None, reason="no NVIDIA GPU"
     ),
 ]
+
+
+tactic_of = get_engine("vendor").tactic
 
 
 def asked(**sizes: object) -> dict[str, float]:

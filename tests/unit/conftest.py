@@ -13,8 +13,9 @@ import pytest
 @pytest.fixture(scope="session")
 def small_data() -> Any:
     """Made-up measurements of CK Tile GEMM kernels, some of them failures."""
+    from synthetic import synthetic
+
     from tilewise.core.arch import load_arch
-    from tilewise.learn.synthetic import synthetic
 
     return synthetic("gemm", arch=load_arch("gfx950"), problems=50, kernels=20, failures=0.05)
 
@@ -45,9 +46,9 @@ def small_model(
 def vendor_data() -> Any:
     """Made-up measurements with a vendor's library that is quick on wide results only."""
     import numpy as np
+    from synthetic import synthetic
 
     from tilewise.core.arch import load_arch
-    from tilewise.learn.synthetic import synthetic
     from tilewise.ops.vendor import VendorKernel
 
     data = synthetic("gemm", arch=load_arch("gfx950"), problems=150, kernels=12)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic_kernels, synthetic_problems
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR, Model, load_model
-from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.codegen import Layout
 from tilewise.selection.export_c import export_c

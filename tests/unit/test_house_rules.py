@@ -101,3 +101,48 @@ def test_select_stays_a_function() -> None:
     """A sub-package of the same name would take its place once imported."""
     code = "import tilewise as tw, tilewise.cli.app; assert callable(tw.select), tw.select"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+FRONTS = (
+    *("torch_ops", "functional.py", "dispatch/shipped.py", "cli/demo.py", "cli/doctor.py"),
+    "__init__.py",
+)
+"""What stands in front of single ops, or tries one out, and so knows it."""
+
+
+def named_ops(source: str) -> list[str]:
+    """Where a text asks which op it has before it, or imports from an op's folder."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            words = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+            asks = [w for w in words if isinstance(w, str) and w.split("_")[0] in OP_FOLDERS]
+            # `"gemm" in layer.ops` looks something up; `op == "gemm"` tells ops apart.
+            found += asks if any(isinstance(o, ast.Eq | ast.NotEq) for o in node.ops) else []
+    modules = {".".join(name.split(".")[:3]) for name in imported(source)}
+    return found + sorted(modules & {f"tilewise.ops.{folder}" for folder in OP_FOLDERS})
+
+
+OP_FOLDERS = tuple(p.parent.name for p in (SRC / "ops").glob("*/problems.py"))
+
+
+def test_only_an_op_s_folder_and_the_fronts_know_it() -> None:
+    assert set(OP_FOLDERS) == {"gemm", "conv"}
+    for path in modules():
+        relative = str(path.relative_to(SRC))
+        if not relative.startswith((*FRONTS, *(f"ops/{folder}" for folder in OP_FOLDERS))):
+            found = named_ops(path.read_text())
+            assert not found, f"{relative} knows {found}; ask the op instead"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = 1 if op == "gemm" else 2',
+        'if kernel.op != "conv_fwd": pass',
+        "from tilewise.ops.conv.problem import ConvProblem",
+        "from tilewise.ops.gemm import problem",
+    ],
+)
+def test_asking_for_an_op_is_noticed(text: str) -> None:
+    assert named_ops(text)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import synthetic
 
 from tilewise.core.arch import load_arch
 from tilewise.core.compile_expr import Array
@@ -25,7 +26,6 @@ from tilewise.learn.params import Params
 from tilewise.learn.reach import LEAST, MOST, by_distance, nearest_outside, reach, regions
 from tilewise.learn.score import judge, summary
 from tilewise.learn.slices import shape_family
-from tilewise.learn.synthetic import synthetic
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 

@@ -19,7 +19,7 @@ MLPERF = Path(__file__).parents[3] / "shared" / "problems" / "retinanet_mlperf.j
 
 def weights(layer: Layer) -> int:
     f = layer.fields
-    if layer.is_gemm:
+    if "gemm" in layer.ops:
         is_stored = layer.has_weights or "experts" in layer.name
         return is_stored * f["n"] * f["k"] * f.get("batch", 1) * layer.times
     taps = f.get("z", 1) * f.get("y", 1) * f["x"]
@@ -34,7 +34,7 @@ def stored(name: str) -> int:
 def conv_outputs(name: str) -> int:
     """Channels that all convolutions give: each has a bias, or a scale and a shift."""
     sides = ((layer.fields, layer.is_transposed, layer.times) for layer in trace(name)
-             if not layer.is_gemm)  # fmt: skip
+             if "gemm" not in layer.ops)  # fmt: skip
     return sum(times * (f["c"] if transposed else f["k"]) for f, transposed, times in sides)
 
 

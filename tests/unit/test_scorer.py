@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic_kernels, synthetic_problems
 
 from tilewise import notices
 from tilewise.core.arch import load_arch
@@ -15,7 +16,6 @@ from tilewise.core.model import Model, load_model
 from tilewise.engines import toolchain
 from tilewise.engines.toolchain import why_no_compiler
 from tilewise.learn.dataset import Dataset
-from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.selection import scorer as scorers
 from tilewise.selection.codegen import BLOCK
 from tilewise.selection.compiled import CompiledScorer

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import synthetic_kernels, synthetic_problems
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import load_model
 from tilewise.errors import InputError, NoKernelError
 from tilewise.learn.dataset import Dataset
-from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem

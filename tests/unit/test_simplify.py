@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic_problems
 
 from tilewise.core.features import FeatureSet, Field, Rows
 from tilewise.core.model import load_model
 from tilewise.core.simplify import simplified
-from tilewise.learn.synthetic import synthetic_problems
 from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.models import SHIPPED

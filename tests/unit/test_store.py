@@ -151,7 +151,9 @@ def test_a_wrong_result_after_a_right_one_is_known_to_be_bad(tmp_path: Path) -> 
     assert known.has_failed(wrong.problem_key, wrong.kernel_key)
     assert not known.has_failed(row(2).problem_key, KERNEL.key)
     arch = replace(load_arch("x86_avx2"), device=SETTING.device)
-    device = DeviceInfo(arch=arch, toolchains={"vendor": SETTING.toolchain}, unavailable={})
+    device = DeviceInfo(
+        arch=arch, toolchains={"vendor": {"gemm": SETTING.toolchain}}, unavailable={}
+    )
     problems = [GemmProblem(m=m, n=8, k=8) for m in (1, 2)]
     plan = make_plan(problems, [KERNEL], device, SETTING.policy, why_unusable=lambda *_: None)
     assert [dict(plan.work(at, known).task.prior) for at in (0, 1)] == [{}, {0: (10.0, 0.5)}]

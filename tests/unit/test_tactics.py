@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic_kernels, synthetic_problems
 
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.model import VENDOR, Model, forest_text, load_model
 from tilewise.core.problem import Problem
-from tilewise.engines.cublas import tactic_of, tiles
+from tilewise.engines import get_engine
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import why_no_compiler
 from tilewise.errors import InputError
@@ -22,11 +23,10 @@ from tilewise.learn.dataset import Dataset, features_of, from_measurements
 from tilewise.learn.fit import Trainer
 from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
-from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.learn.train import save, train
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.ops.gemm.tactics import tiles
 from tilewise.ops.vendor import VendorKernel
-from tilewise.selection import asking
 from tilewise.selection.explain import explain
 from tilewise.selection.predictor import Predictor
 from tilewise.selection.scorer import NumpyScorer, make_scorer
@@ -52,7 +52,7 @@ def library(monkeypatch: pytest.MonkeyPatch, told: Told) -> Iterator[list[Proble
         asked.append(problem)
         return told(problem)
 
-    monkeypatch.setattr(asking, "tactic_of", answer)
+    monkeypatch.setattr(get_engine("vendor"), "tactic", answer)
     yield asked
 
 
@@ -68,7 +68,7 @@ def test_tiles_have_the_numbers_of_the_header() -> None:
 def test_nobody_is_asked_about_another_device() -> None:
     problem = GemmProblem(m=64, n=64, k=64, dtype="bf16")
     for arch in (GFX950, load_arch("sm_90"), detect("cpu")):
-        assert tactic_of(problem, arch) == {}
+        assert get_engine("vendor").tactic(problem, arch) == {}
 
 
 def test_only_the_vendors_forest_knows_of_it(model: Model) -> None:

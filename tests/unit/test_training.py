@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import synthetic
 
 from tilewise.core.arch import load_arch
 from tilewise.core.features import FeatureSet
@@ -28,7 +29,6 @@ from tilewise.learn.params import Params
 from tilewise.learn.score import judge
 from tilewise.learn.search import legal_kernels, model_score, search
 from tilewise.learn.split import folds
-from tilewise.learn.synthetic import synthetic
 from tilewise.learn.train import save, train
 from tilewise.learn.warm import schema_differences, warm_start
 from tilewise.ops.fields import kernel_values

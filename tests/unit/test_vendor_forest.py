@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import synthetic_kernels, synthetic_problems
 
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
@@ -17,7 +18,6 @@ from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
-from tilewise.learn.synthetic import synthetic_kernels, synthetic_problems
 from tilewise.learn.train import save, train
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection import scorer as scorers

@@ -77,7 +77,7 @@ def bench(
 
     with store_folder(None) as folder, shown(as_json=False) as on_event:
         summary = sweep(
-            *(folder, [problem], kernels, session.executor(), session.policy),
+            *(folder, [problem], kernels, session.executor(problem.op), session.policy),
             rivals=lambda _: timed,
             on_event=on_event,
         )

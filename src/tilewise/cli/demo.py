@@ -134,7 +134,7 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
     row.error = float(np.linalg.norm(result.out - expected) / np.linalg.norm(expected))
     row.is_right = row.error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
     plans = {result.kernel: registry.dispatcher.plan(problem)[0]}
-    libraries = {"NumPy": "numpy"} if problem.op == "gemm" else {}
+    libraries = {"NumPy": "numpy"} if isinstance(problem, GemmProblem) else {}
     libraries |= {"PyTorch": "torch"} if find_spec("torch") else {}
     vendors = {n: VendorKernel(op_name=problem.op, library=lib) for n, lib in libraries.items()}
     for kernel in vendors.values():  # timed once, where it is what was chosen

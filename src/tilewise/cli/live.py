@@ -22,7 +22,9 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.core.model import Model
+from tilewise.engines import engines_for
 from tilewise.errors import InputError
+from tilewise.ops.contract import get_op
 
 if TYPE_CHECKING:
     from tilewise.dispatch import Dispatcher, Registry
@@ -73,17 +75,17 @@ class Session:
             timeout=timeout,
         )
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        return ("cpu", "vendor") if self.kind == "cpu" else ("triton", "vendor")
+    def engines(self, op: str) -> tuple[str, ...]:
+        """Those that run kernels of an op on such a device."""
+        return engines_for(self.kind, get_op(op))
 
-    def executor(self) -> Executor:
+    def executor(self, op: str) -> Executor:
         """One worker: several would share the device that is being timed."""
         from tilewise.sweep.crew import WorkerConfig
         from tilewise.sweep.supervisor import Limits
 
         config = WorkerConfig(
-            engines=self.engines,
+            engines=self.engines(op),
             policy=self.policy,
             kind=self.kind,
             arch=self.arch,
@@ -116,7 +118,7 @@ class Session:
         if self.replay:
             return kernels
         own = [kernel for kernel in kernels if kernel.engine != "vendor"]
-        return with_vendor(own, op, list(self.engines), None)
+        return with_vendor(own, op, list(self.engines(op)), None)
 
 
 def dispatcher_of(registry: Registry, model: Model | None) -> Dispatcher:

@@ -245,7 +245,7 @@ def _list_networks(as_json: bool) -> None:
     rows = []
     for each in NETWORKS.values():
         layers = trace(each.name)
-        gemms = sum(layer.is_gemm for layer in layers)
+        gemms = sum("gemm" in layer.ops for layer in layers)
         usual = {"batch": each.batch, "size": each.size, "tokens": each.tokens}
         rows.append({"network": each.name, "conv": len(layers) - gemms, "gemm": gemms, **usual})
     if as_json:

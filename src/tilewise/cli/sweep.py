@@ -25,6 +25,7 @@ from tilewise.cli.progress import shown
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
+from tilewise.engines import engines_for
 from tilewise.errors import ExpressionError, InputError
 from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
@@ -119,7 +120,7 @@ def sweep(
     for name in names:
         get_op(op).types_of(name)  # raises where there is none
     settings_of_workers = WorkerConfig(
-        engines=names or (("cpu", "vendor") if kind == "cpu" else ("triton", "vendor")),
+        engines=names or engines_for(kind, get_op(op)),
         policy=chosen,
         kind=kind,
         arch=device,

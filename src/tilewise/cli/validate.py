@@ -91,7 +91,7 @@ def validate(
 
     with store_folder(store) as folder, shown(as_json=False) as on_event:
         outcome = validation.validate(
-            *(folder, found.problems, field, session.executor(), session.policy),
+            *(folder, found.problems, field, session.executor(op), session.policy),
             options=Options(budget_s=budget),
             why_unusable=session.recording.why_unusable if session.recording else None,
             labels=[json.dumps(labels, default=str) for labels in found.labels],

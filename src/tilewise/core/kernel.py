@@ -140,6 +140,11 @@ class Kernel(ABC):
         return ()
 
     @property
+    def problem_layout(self) -> str:
+        """The layout of the problems it serves where its name tells; rows need not repeat it."""
+        return ""
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether equal inputs give equal bits every time."""
         return True

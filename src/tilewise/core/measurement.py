@@ -201,6 +201,19 @@ class Setting:
         return row_key(problem_key, kernel_key, self.device, self.toolchain, self.policy_key)
 
 
+_SOURCES = "; sources "
+
+
+def with_sources(toolchain: str, digest: str) -> str:
+    """A toolchain that also tells which text of the kernels it compiled."""
+    return f"{toolchain}{_SOURCES}{digest}"
+
+
+def sources_of(toolchain: str) -> str:
+    """The digest of the kernels' sources; empty in rows of version 0.1.0."""
+    return toolchain.rpartition(_SOURCES)[2] if _SOURCES in toolchain else ""
+
+
 def row_key(problem: str, kernel: str, device: str, toolchain: str, policy: str) -> str:
     """The identity of a measurement; problem, kernel and policy are given by their keys.
 

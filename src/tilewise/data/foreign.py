@@ -122,10 +122,9 @@ class ForeignReader:
         dtype = str(getattr(kernel, "dtype", "") or self.dtype)
         if self.dtype and dtype != self.dtype:
             raise InputError(f"its kernel computes {dtype}; {self.dtype} was asked for")
-        layout = str(getattr(kernel, "layout", "")) if kernel.op == "gemm" else ""
-        key = (kernel.op, dtype, layout)
+        key = (kernel.op, dtype, kernel.problem_layout)
         if key not in self._readers:
-            self._readers[key] = RowReader(kernel.op, dtype=dtype, layout=layout)
+            self._readers[key] = RowReader(kernel.op, dtype=dtype, layout=kernel.problem_layout)
         return self._readers[key]
 
     def _setting(self, kernel: Kernel) -> Setting:

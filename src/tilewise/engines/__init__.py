@@ -7,6 +7,7 @@ from importlib import import_module
 
 from tilewise.engines.contract import Build, Engine, Plan, Resources
 from tilewise.errors import InputError
+from tilewise.ops.contract import Op
 
 ENGINES = {
     "cpu": ("tilewise.engines.cpu", "CpuEngine"),
@@ -15,12 +16,27 @@ ENGINES = {
     "vendor": ("tilewise.engines.vendor", "VendorEngine"),
 }
 
-__all__ = ["ENGINES", "Build", "Engine", "Plan", "Resources", "get_engine", "is_foreign"]
+__all__ = [
+    "ENGINES",
+    "Build",
+    "Engine",
+    "Plan",
+    "Resources",
+    "engines_for",
+    "get_engine",
+    "is_foreign",
+]
 
 
 def is_foreign(engine: str) -> bool:
     """Whether kernels of this engine are only described and ranked here, not built."""
     return engine not in ENGINES
+
+
+def engines_for(kind: str, op: Op) -> tuple[str, ...]:
+    """The engines that run kernels of `op` on a kind of device."""
+    own = {kernel.engine for kernel in op.kernel_types}
+    return tuple(n for n in ENGINES if n in own and kind in get_engine(n).kinds)
 
 
 @cache

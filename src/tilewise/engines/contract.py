@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.ops.contract import Op
+from tilewise.ops.vendor import Tactic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +83,54 @@ class Plan(ABC):
         return lambda: self.execute(operands, out, workspace)
 
 
+def versions(*packages: str) -> str:
+    """The installed ones of these packages, each with its version."""
+    found = []
+    for package in packages:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def digest_of(places: Iterable[Path]) -> str:
+    """Twelve digits of what files, and all files in folders, hold; what is missing counts not."""
+    found: dict[str, bytes] = {}
+    for place in places:
+        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        for path in files:
+            if path.is_file() and path.suffix in _SOURCES:
+                found[f"{place.name}/{path.relative_to(place.parent)}"] = path.read_bytes()
+    whole = sha256()
+    for name, text in sorted(found.items()):
+        whole.update(f"{name} {len(text)}\n".encode() + text)
+    return whole.hexdigest()[:12]
+
+
+_SOURCES = frozenset((".py", ".hpp", ".cpp", ".cuh"))
+
+
 class Engine(ABC):
     """Turns kernels into callables."""
 
     name: str
+    kinds: ClassVar[tuple[str, ...]]
+    """Kinds of device that it runs kernels on: `cpu`, `gpu`."""
     takes_epilogue: ClassVar[bool] = False
     """Whether `plan` takes an `epilogue` to fuse."""
+
+    @abstractmethod
+    def toolchain(self, op: Op) -> str:
+        """What turns an op's kernels into machine code, with versions and a digest of sources.
+
+        It is part of a measurement's identity: another compiler, or a kernel written anew, gives
+        other rows.
+        """
+
+    def tactic(self, problem: Problem, arch: Arch) -> Tactic:
+        """How a vendor's library says it would serve a problem; empty where none can be asked."""
+        return {}
 
     def why_unavailable(self) -> str | None:
         """Why this engine cannot run here, or None."""

@@ -11,6 +11,7 @@ from tilewise.core.measurement import Measurement
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Engine, Plan
 from tilewise.errors import ExecutionError
+from tilewise.ops.contract import Op
 
 
 class ReplayPlan(Plan):
@@ -30,6 +31,10 @@ class ReplayEngine(Engine):
     """Answers for the kernels of every engine, with the measurement that holds of each."""
 
     name = "replay"
+    kinds = ("cpu", "gpu")
+
+    def toolchain(self, op: Op) -> str:
+        raise ExecutionError("a recording has the toolchains of its rows")
 
     def __init__(self, rows: Iterable[Measurement]) -> None:
         self._rows: dict[tuple[str, str], Measurement] = {}

@@ -27,6 +27,7 @@ from tilewise.learn.readings import (
     column,
     comparable,
     in_turn_us,
+    of_newest_sources,
     read_twice,
     reading,
     right_readings,
@@ -41,6 +42,7 @@ _NEEDED = (
     *("key", "run_id", "attempt", "problem_key", "kernel_key"),
     *("op", "dtype", "problem", "labels"),
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
+    "toolchain",
     *("time_us", "min_us", "spread_us", "repeats", "tactic", "message"),
 )
 
@@ -292,7 +294,7 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         if row["tactic"]:
             tactics[row["problem_key"]] = _tactic(row)
     given = get_op(op)
-    right = [right_readings(found) for found in pairs.values()]
+    right = [right_readings(of_newest_sources(found)) for found in pairs.values()]
     read = [reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
     alone_us = column(first.get("time_us") for first, _ in read)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
-from tilewise.core.measurement import UNSTEADY
+from tilewise.core.measurement import UNSTEADY, sources_of
 
 SECOND_CONTESTS = 30
 """So many problems that were read in turn twice tell the noise, however many there are."""
@@ -34,6 +34,17 @@ def usable(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [
         r if r["stage"] == "leader" else {**r, "time_us": r["min_us"] or r["time_us"]} for r in rows
     ]
+
+
+def of_newest_sources(rows: Sequence[Row]) -> Sequence[Row]:
+    """The readings of a pair that were taken with the kernel as its last run had it.
+
+    A kernel written anew keeps its name; what the old one took says nothing about it.
+    """
+    if len({r["toolchain"] for r in rows}) == 1:
+        return rows
+    last = sources_of(max(rows, key=lambda r: r["run_id"] or "")["toolchain"])
+    return [r for r in rows if sources_of(r["toolchain"]) == last]
 
 
 def right_readings(rows: Sequence[Row]) -> list[Row]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,10 @@ from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage
 from tilewise.errors import InputError, KernelError
 from tilewise.ops.buckets import Axis, Bucket
+from tilewise.ops.capturing import Reader
 from tilewise.ops.draws import Draw, Fields, scaled
+from tilewise.ops.driver import DriverCommand
+from tilewise.ops.vendor import Tactic
 from tilewise.settings import settings
 
 WhyUnusable = Callable[[Kernel, Problem | None, Arch], str | None]
@@ -63,6 +67,10 @@ class Problems:
     """What an exported table says of a measurement."""
     brief: Callable[[Any], dict[str, Any]]
     """A problem in few words, for a narrow table."""
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    """PyTorch's calls that compute such problems, and how each is read."""
+    commands: Mapping[str, DriverCommand] = field(default_factory=dict)
+    """MIOpenDriver's commands that compute such problems, by their first four letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +136,16 @@ class Op:
         found: FeatureSet = self.module("features").FEATURES
         return found
 
+    def tactic(self, problem: Problem, arch: Arch) -> Tactic:
+        """What the vendor's library would do on this process's device, an `arch`.
+
+        Its module `tactics` says, where it has one.
+        """
+        if not _has_tactics(self.package):
+            return {}
+        found: Tactic = self.module("tactics").tactic(problem, arch)
+        return found
+
     def types_of(self, engine: str) -> tuple[type[Kernel], ...]:
         """The types of kernel that `engine` runs for this op; raises where there is none."""
         kinds = tuple(kind for kind in self.kernel_types if kind.engine == engine)
@@ -173,6 +191,11 @@ class Op:
         if meant and wrong:
             raise wrong  # it is of this kind, and the message says what is wrong with it
         raise KernelError(f"{name!r} names no {self.name} kernel; `kernels list` shows some")
+
+
+@cache
+def _has_tactics(package: str) -> bool:
+    return find_spec(f"{package}.tactics") is not None
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -17,6 +18,8 @@ TACTIC = (
     *("variant", "stages", "waves", "workspace"),
 )
 """What a vendor's library can say about how it would serve a problem."""
+Tactic = Mapping[str, float]
+"""What it says it would do, by the names of `TACTIC`; empty where it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

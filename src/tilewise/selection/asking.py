@@ -9,7 +9,7 @@ from tilewise.core.features import FeatureSet
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR
 from tilewise.core.problem import Problem
-from tilewise.engines.cublas import tactic_of
+from tilewise.engines import get_engine
 
 Ask = Callable[[Problem], Mapping[str, float]]
 
@@ -19,4 +19,5 @@ def asker(features: FeatureSet, kernels: Sequence[Kernel], arch: Arch) -> Ask:
     wanted = any(field.is_asked for field in features.fields)
     if not wanted or all(kernel.engine != VENDOR for kernel in kernels):
         return lambda problem: {}
-    return lambda problem: tactic_of(problem, arch)
+    vendor = get_engine(VENDOR)
+    return lambda problem: vendor.tactic(problem, arch)

@@ -12,8 +12,8 @@ from tilewise.core.arch import Arch
 from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import torch_dtype
+from tilewise.engines import get_engine
 from tilewise.engines.contract import Engine
-from tilewise.engines.vendor import VendorPlan
 from tilewise.ops.contract import get_op
 from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.bench import GUARD_BYTES, Bench, Workpiece, input_seed, stored_shape
@@ -137,7 +137,8 @@ class CudaBench(Bench):
             operands = [t.float() for t in operands]
             wide = replace(problem, dtype="fp32", out_dtype="fp32")  # type: ignore[type-var]
         out = torch.zeros(tuple(shape), dtype=torch_dtype(wide.out_dtype, "cuda"), device="cuda")
-        plan = VendorPlan(VendorKernel(op_name=problem.op, library="torch"), wide)
+        kernel = VendorKernel(op_name=problem.op, library="torch")
+        plan = get_engine("vendor").plan(kernel, wide, self.arch)
         plan.execute(operands, out)
         return out.float() if problem.dtype != "int8" else out.double()
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from tilewise.core.arch import Arch, load_arch
-from tilewise.engines.contract import Engine
 from tilewise.errors import InputError
 
 
@@ -21,7 +20,8 @@ class DeviceInfo:
     """A worker's device with its live figures, and the toolchain behind each engine."""
 
     arch: Arch
-    toolchains: Mapping[str, str]
+    toolchains: Mapping[str, Mapping[str, str]]
+    """Engine -> op -> what its kernels are compiled by and from."""
     unavailable: Mapping[str, str]
     """Engine -> why it cannot run there."""
 
@@ -32,7 +32,7 @@ class DeviceInfo:
     def to_dict(self) -> dict[str, Any]:
         return {
             "arch": arch_to_dict(self.arch),
-            "toolchains": dict(self.toolchains),
+            "toolchains": {name: dict(by_op) for name, by_op in self.toolchains.items()},
             "unavailable": dict(self.unavailable),
         }
 
@@ -83,36 +83,6 @@ def as_arch(live: Arch, name: str) -> Arch:
             f"--arch is {name}; the device here is {live.label}, which cannot run its kernels"
         )
     return wanted.with_figures(**{figure: getattr(live, figure) for figure in LIVE_FIGURES})
-
-
-def toolchain(engine: Engine) -> str:
-    """What turns an engine's kernels into machine code, with versions.
-
-    An engine may say so itself in a `toolchain` method.
-    """
-    own = getattr(engine, "toolchain", None)
-    if own is not None:
-        return str(own())
-    if engine.name == "cpu":
-        from tilewise.engines.toolchain import find_compiler
-
-        compiler = find_compiler()
-        return compiler.version if compiler else "no compiler"
-    if engine.name == "triton":
-        return _versions("triton", "torch")
-    return _versions("numpy", "torch")
-
-
-def _versions(*packages: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = []
-    for package in packages:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
 
 
 def visible_gpus(root: Path = Path("/")) -> list[dict[str, str]]:

@@ -211,6 +211,7 @@ def make_plan(
         first.setdefault(problem, labels[at] if labels else "{}")
     if not first:
         raise InputError("there is no problem to measure; give at least one")
+    op = next(iter(first)).op
     return SweepPlan(
         problems=list(first),
         labels=list(first.values()),
@@ -218,12 +219,13 @@ def make_plan(
         arch=device.arch,
         settings={
             engine: Setting(
-                arch=device.arch.name, device=device.name, toolchain=toolchain, policy=policy
+                arch=device.arch.name, device=device.name, toolchain=by_op[op], policy=policy
             )
-            for engine, toolchain in device.toolchains.items()
+            for engine, by_op in device.toolchains.items()
+            if op in by_op
         },
         policy=policy,
-        why_unusable=why_unusable or get_op(next(iter(first)).op).why_unusable,
+        why_unusable=why_unusable or get_op(op).why_unusable,
         retry_failed=retry_failed,
         rivals=rivals,
     )

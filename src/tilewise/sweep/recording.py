@@ -24,8 +24,8 @@ class Recording:
     rows: Sequence[Measurement]
     arch: Arch
     """Under the recorded device's name."""
-    toolchains: Mapping[str, str]
-    """By engine."""
+    toolchains: Mapping[str, Mapping[str, str]]
+    """By engine, then by op."""
     policy: Policy
     pairs: frozenset[tuple[str, str]]
     """Keys of problem and kernel."""
@@ -50,12 +50,13 @@ class Recording:
             *(path, rows, "--policy", policy, _told_policy),
             fits=lambda row: row.policy_key.startswith(policy),
         )
-        toolchains = {row.engine: row.toolchain for row in rows}
+        toolchains: dict[str, dict[str, str]] = {}
         for row in rows:
-            if row.toolchain != toolchains[row.engine]:
+            known = toolchains.setdefault(row.engine, {}).setdefault(row.op, row.toolchain)
+            if row.toolchain != known:
                 raise InputError(
                     f"{path} mixes toolchains of the engine {row.engine}, {row.toolchain} and "
-                    f"{toolchains[row.engine]}; replay a store that has one of them"
+                    f"{known}; replay a store that has one of them"
                 )
         if rows[0].arch not in known_archs():
             raise InputError(f"{path} was recorded on {rows[0].arch}, which has no data file here")

@@ -29,9 +29,9 @@ from tilewise.engines import get_engine
 from tilewise.engines.contract import Build, Engine
 from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, MachineError, TilewiseError
-from tilewise.ops.contract import get_op
+from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, as_arch, open_lock, toolchain
+from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, as_arch, open_lock
 from tilewise.sweep.recording import Recording
 
 MOST_OUTPUT_BYTES = 1 << 30
@@ -88,7 +88,10 @@ class Worker:
         unavailable = {name: e.why_unavailable() for name, e in self.engines.items()}
         return DeviceInfo(
             arch=as_arch(detect(self._kind), self.config.get("arch", "")),
-            toolchains={name: toolchain(engine) for name, engine in self.engines.items()},
+            toolchains={
+                name: {op.name: engine.toolchain(op) for op in all_ops().values()}
+                for name, engine in self.engines.items()
+            },
             unavailable={name: why for name, why in unavailable.items() if why},
         )
 

@@ -15,13 +15,21 @@ import numpy as np
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
-from tilewise.engines.contract import Build, Engine, Plan, Resources
+from tilewise.engines.contract import Build, Engine, Plan, Resources, digest_of
 from tilewise.engines.device import detect
-from tilewise.engines.toolchain import Compiled, Unit, compile_units, load, why_no_compiler
+from tilewise.engines.toolchain import (
+    Compiled,
+    Unit,
+    compile_units,
+    find_compiler,
+    load,
+    why_no_compiler,
+)
 from tilewise.errors import BuildError, ExecutionError, MachineError
-from tilewise.ops.contract import get_op
+from tilewise.ops.contract import Op, get_op
 from tilewise.settings import settings
 
 HERE = Path(__file__).parent
@@ -55,6 +63,7 @@ class CpuEngine(Engine):
     """Compiles with the system compiler; kernels share one pool of threads."""
 
     name = "cpu"
+    kinds = ("cpu",)
 
     def __init__(self, threads: int | None = None, *, extra_flags: tuple[str, ...] = ()) -> None:
         self.threads = threads or settings().threads
@@ -65,6 +74,12 @@ class CpuEngine(Engine):
 
     def why_unavailable(self) -> str | None:
         return why_no_compiler()
+
+    def toolchain(self, op: Op) -> str:
+        compiler = find_compiler()
+        own = (op.folder / name for name in ("include", "cpu.py", "abi.py"))
+        sources = digest_of([*own, HERE / "include", HERE / "pool.cpp"])
+        return with_sources(compiler.version if compiler else "no compiler", sources)
 
     def build(
         self,

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
-from tilewise.engines.contract import Build, Engine, Plan
+from tilewise.engines.contract import Build, Engine, Plan, digest_of, versions
 from tilewise.engines.gpu.bound import BoundLaunch, live_target
 from tilewise.engines.gpu.build import build_all, compile_ahead, launch_module
 from tilewise.engines.gpu.nvrtc import why_no_nvrtc
 from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.errors import ExecutionError, TensorError
-from tilewise.ops.contract import get_op
+from tilewise.ops import launch as shared
+from tilewise.ops.contract import Op, get_op
 from tilewise.ops.launch import Launch
 
 
 class GpuEngine(Engine):
     """Builds anywhere, for any GPU; plans where there is one."""
 
+    kinds = ("gpu",)
     takes_epilogue = True
+
+    @abstractmethod
+    def sources(self, op: Op) -> list[Path]:
+        """Files and folders that the op's kernels are made of."""
+
+    def toolchain(self, op: Op) -> str:
+        return with_sources(self.compiler(), digest_of([*self.sources(op), *_launches(op)]))
+
+    @abstractmethod
+    def compiler(self) -> str:
+        """What compiles, with versions."""
 
     def why_unavailable(self) -> str | None:
         if find_spec("torch") is None:
@@ -72,6 +88,13 @@ class TritonEngine(GpuEngine):
 
     name = "triton"
 
+    def compiler(self) -> str:
+        return versions("triton", "torch")
+
+    def sources(self, op: Op) -> list[Path]:
+        own = [*op.folder.glob("triton*"), *op.folder.glob("gluon*")]
+        return [*own, *_SHARED.glob("*_pieces.py")]
+
     def why_no_build(self) -> str | None:
         return why_no_triton()
 
@@ -81,8 +104,23 @@ class CudaEngine(GpuEngine):
 
     name = "cuda"
 
+    def compiler(self) -> str:
+        return versions("nvidia-cuda-nvrtc", "torch")
+
+    def sources(self, op: Op) -> list[Path]:
+        return [op.folder / "cuda", _SHARED / "cuda"]
+
     def why_no_build(self) -> str | None:
         return why_no_nvrtc()
+
+
+_SHARED = Path(shared.__file__).parent
+"""What the ops share."""
+
+
+def _launches(op: Op) -> list[Path]:
+    """What decides how kernels are specialised and launched."""
+    return [*op.folder.glob("launch*.py"), op.folder / "arguments.py", _SHARED / "launch.py"]
 
 
 class GpuPlan(Plan):

@@ -8,6 +8,8 @@ from typing import Any
 
 from tilewise.ops.buckets import INTENSITY, Axis, by_alignment, by_size, excluded
 from tilewise.ops.contract import Problems
+from tilewise.ops.conv.capture import READERS
+from tilewise.ops.conv.driver import COMMANDS
 from tilewise.ops.conv.families import FAMILIES, LARGEST, uniform
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.draws import BESIDE_TILES, PRIMES, TINY, Fields, scaled
@@ -217,4 +219,6 @@ PROBLEMS = Problems(
     ),
     rates=("latency_ms", "tflops", "non_zero"),
     brief=_brief,
+    readers=READERS,
+    commands=COMMANDS,
 )

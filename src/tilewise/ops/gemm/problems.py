@@ -9,6 +9,8 @@ from typing import Any
 from tilewise.ops.buckets import INTENSITY, by_alignment, by_size, excluded
 from tilewise.ops.contract import Problems
 from tilewise.ops.draws import BESIDE_TILES, PRIMES, TINY, Fields
+from tilewise.ops.gemm.capture import READERS
+from tilewise.ops.gemm.driver import COMMANDS
 from tilewise.ops.gemm.families import FAMILIES, LARGEST, uniform
 from tilewise.ops.gemm.problem import GemmProblem
 
@@ -93,4 +95,6 @@ PROBLEMS = Problems(
     columns=("M", "N", "K", "batch", "layout", "dtype", "split_k"),
     rates=("latency_ms", "tflops", "bandwidth_gb_s"),
     brief=_brief,
+    readers=READERS,
+    commands=COMMANDS,
 )

@@ -91,15 +91,15 @@ def network(
     make = maker(op, dtype, **fixed)
     found = ProblemSet()
     for layer in layers:
-        if not _runs(layer, op) or (layer.is_frozen and not frozen):
+        if op not in layer.ops or (layer.is_frozen and not frozen):
             continue
-        for suffix, problem in _problems(layer, make, backward and layer.is_gemm):
+        for suffix, problem in _problems(layer, make, backward and "m" in layer.fields):
             labels = {"network": name, "layer": layer.name + suffix, "count": layer.times}
             if layer.is_transposed:
                 labels["transposed"] = True
             found.add(problem, labels)
     if not found.problems:
-        has = sorted({"gemm" if layer.is_gemm else "conv_*" for layer in layers})
+        has = sorted({each for layer in layers for each in layer.ops})
         raise InputError(f"{name} has no {op} layers; it has {', '.join(has)}")
     return found.distinct()
 
@@ -128,11 +128,6 @@ def trace(
     return net.layers
 
 
-def _runs(layer: Layer, op: str) -> bool:
-    """Whether a layer computes `op`; nobody asks for the gradient of the network's input."""
-    return layer.is_gemm == (op == "gemm") and not (op == "conv_bwd_data" and layer.is_first)
-
-
 def _problems(
     layer: Layer, make: Callable[..., Problem], backward: bool
 ) -> list[tuple[str, Problem]]:
@@ -153,4 +148,4 @@ def _problems(
 def networks_with(op: str) -> list[str]:
     """Names of the networks that have layers of `op`."""
     get_op(op)
-    return [n for n in NETWORKS if any(_runs(layer, op) for layer in trace(n))]
+    return [n for n in NETWORKS if any(op in layer.ops for layer in trace(n))]

@@ -35,7 +35,8 @@ class Layer:
 
     name: str
     fields: dict[str, Any]
-    is_gemm: bool = False
+    ops: tuple[str, ...]
+    """What it computes, forward and in training."""
     is_first: bool = False
     """Whether it reads the network's input: no gradient flows further back."""
     is_frozen: bool = False
@@ -108,9 +109,10 @@ class Net:
             fields |= {dim: large.size[at], filter_dim: taps_[at]}
             fields |= {f"stride_{dim}": strides[at], f"pad_{dim}": pads[at]}
             fields |= {f"dilation_{dim}": dilation}
-        self._record(
-            name, {"n": self.batch, **fields}, is_first=x.is_input, is_transposed=transposed
-        )
+        # Nobody asks for the gradient of the network's input.
+        ops = ("conv_fwd", "conv_bwd_weight", *(() if x.is_input else ("conv_bwd_data",)))
+        facts = {"is_first": x.is_input, "is_transposed": transposed}
+        self._record(name, {"n": self.batch, **fields}, ops=ops, **facts)
         return y
 
     def depthwise(self, name: str, x: Feature, taps: Sizes, *, stride: Sizes = 1) -> Feature:
@@ -124,12 +126,12 @@ class Net:
 
     def gemm(self, name: str, m: int, n: int, k: int, *, is_first: bool = False) -> None:
         """A product with weights: k inputs give n outputs for each of m rows."""
-        self._record(name, {"m": m, "n": n, "k": k}, is_gemm=True, is_first=is_first)
+        self._record(name, {"m": m, "n": n, "k": k}, ops=("gemm",), is_first=is_first)
 
     def product(self, name: str, batch: int, m: int, n: int, k: int, layout: str = "rcr") -> None:
         """A batch of products of activations, or of several experts' weights."""
         fields = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout}
-        self._record(name, fields, is_gemm=True, has_weights=False)
+        self._record(name, fields, ops=("gemm",), has_weights=False)
 
     def pool(
         self, x: Feature, taps: int, stride: int = 0, pad: int = 0, *, ceil: bool = False

@@ -63,6 +63,10 @@ class CkTileGemmKernel(CkTileKernel):
             raise KernelError("a CK Tile GEMM has waves and a warp tile; both are missing")
 
     @property
+    def problem_layout(self) -> str:
+        return self.layout
+
+    @property
     def op(self) -> str:
         return "gemm"
 

@@ -11,30 +11,24 @@ import ctypes
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.core.problem import Problem
-from tilewise.engines.device import detect, why_no_gpu
-from tilewise.ops.fields import figures
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.gemm.vendor import scaled_mm_fits
+from tilewise.ops.vendor import Tactic
 
 log = logging.getLogger("tilewise")
 
-Tactic = Mapping[str, float]
-"""What a vendor's library would do, by the names of `ops.vendor.TACTIC`."""
-
-REMEMBERED = 65536
 _DTYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8": 28}
 """`cudaDataType_t`."""
 _COMPUTE_32F = 68
-_ARCH, _WORKSPACE_BYTES = "sm_90", 32 << 20
-"""What PyTorch gives cuBLAS on Hopper. With another workspace it would choose otherwise, so
-elsewhere it is not asked."""
+_WORKSPACE_BYTES = {"sm_90": 32 << 20}
+"""What PyTorch gives cuBLAS, by architecture. With another workspace it would choose otherwise, so
+where this is not known it is not asked."""
 _TRANS_A, _TRANS_B, _SCALE_A, _SCALE_B, _FAST_ACCUM = 3, 4, 17, 18, 25
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _PREFER_WORKSPACE = 1
@@ -54,30 +48,14 @@ _CLUSTERS = (
 )
 """`cublasLtClusterShape_t`; the first stands for the library's choice, odd sizes come later."""
 
-_answers: dict[Problem, Tactic] = {}
 
+def tactic(problem: GemmProblem, arch: Arch) -> Tactic:
+    """What cuBLAS would do on the device of this process, an `arch`; empty where it is not asked.
 
-def tactic_of(problem: Problem, arch: Arch) -> Tactic:
-    """What the vendor's library would do; empty where it is not there to be asked."""
-    if not isinstance(problem, GemmProblem) or not _is_here(arch) or not _serves(problem):
-        return {}
-    found = _answers.get(problem)
-    if found is None:
-        found = _asked(problem)
-        if found:
-            if len(_answers) >= REMEMBERED:
-                _answers.clear()
-            _answers[problem] = found
-    return found
-
-
-@lru_cache(maxsize=64)
-def _is_here(arch: Arch) -> bool:
-    """Whether an architecture has the figures of the device in this machine."""
-    if arch.name != _ARCH or why_no_gpu() is not None:
-        return False
-    live = detect("gpu")
-    return live.name == arch.name and figures(live) == figures(arch)
+    What it could say of a product never changes, but for an empty answer: the library may be busy.
+    """
+    workspace = _WORKSPACE_BYTES.get(arch.name)
+    return _asked(problem, workspace) if workspace and _serves(problem) else {}
 
 
 def _serves(problem: GemmProblem) -> bool:
@@ -88,14 +66,14 @@ def _serves(problem: GemmProblem) -> bool:
     return bool(problem.flops) and is_plain
 
 
-def _asked(problem: GemmProblem) -> Tactic:
+def _asked(problem: GemmProblem, workspace: int) -> Tactic:
     import torch
 
     try:
         # Making a handle allocates, which a graph being captured must not see.
         if torch.cuda.is_current_stream_capturing():
             return {}
-        library = _library()
+        library = _library(workspace)
         return library.ask(problem) if library else {}
     except (_CublasError, RuntimeError) as error:
         log.info("cuBLAS does not say what it would do for %s: %s", problem, error)
@@ -123,7 +101,7 @@ class _Heuristic(ctypes.Structure):
 class _Library:
     """The cublasLt that PyTorch has loaded, with a handle."""
 
-    def __init__(self, path: str, scale: Any) -> None:
+    def __init__(self, path: str, scale: Any, workspace: int) -> None:
         self.calls = ctypes.CDLL(path)
         self._lock = threading.Lock()
         self._handle = self._made("cublasLtCreate")
@@ -132,7 +110,7 @@ class _Library:
             "MatmulPreference",
             self._preference,
             _PREFER_WORKSPACE,
-            ctypes.c_size_t(_WORKSPACE_BYTES),
+            ctypes.c_size_t(workspace),
         )
         self._scale = scale
 
@@ -247,7 +225,7 @@ class _Things:
 
 
 @cache
-def _library() -> _Library | None:
+def _library(workspace: int) -> _Library | None:
     """The library, or None where PyTorch has loaded none or it does not answer."""
     import torch
 
@@ -256,7 +234,7 @@ def _library() -> _Library | None:
     maps = Path("/proc/self/maps")
     found = re.search(r"\S*libcublasLt\.so\S*", maps.read_text()) if maps.exists() else None
     try:
-        return _Library(found[0], scale) if found else None
+        return _Library(found[0], scale, workspace) if found else None
     except (OSError, AttributeError, _CublasError) as error:
         log.info("cuBLAS cannot be asked what it would do: %s", error)
         return None
