@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Best CPU kernel of the pool against the vendor: OpenBLAS for GEMM, oneDNN for convolution.
+"""What is selected on a CPU against PyTorch's own, call by call in turns; or the best of the pool.
 
 usage: python benchmarks/cpu_vs_vendor.py [--op gemm|conv_fwd|conv_bwd_data|conv_bwd_weight]...
-                                          [--layout nchw|nhwc]... [--threads N] [--json]
+                                          [--layout nchw|nhwc]... [--threads N] [--best] [--json]
 
-Every legal kernel is screened on every shape; the best few and the vendor are then timed in
-alternating blocks of one run, same threads, same tensors. The ratio is vendor time over ours, the
-median over pairs of neighbouring blocks.
+What users get: tilewise's functions on tensors beside PyTorch's, one call of each after the other,
+as in a model whose other layers are PyTorch's. The ratio is PyTorch's time over ours, the median
+over pairs of neighbouring calls.
+
+With `--best` every legal kernel is screened on every shape; the best few and the vendor (OpenBLAS
+for GEMM, oneDNN for convolution) are then timed in alternating blocks: what choosing could reach.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--op", action="append", choices=OPS, help="default: all")
     parser.add_argument("--layout", action="append", choices=("nchw", "nhwc"), help="convolutions")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--best", action="store_true", help="the best of the pool instead")
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each shape")
     parser.add_argument("--only", default="", help="shapes whose label contains this")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -44,6 +49,7 @@ from tilewise.cli.build import compile_all  # noqa: E402
 from tilewise.cli.demo import random_operands  # noqa: E402
 from tilewise.core.problem import Problem  # noqa: E402
 from tilewise.core.tensors import empty  # noqa: E402
+from tilewise.dispatch import default_dispatcher  # noqa: E402
 from tilewise.engines import get_engine  # noqa: E402
 from tilewise.engines.device import detect  # noqa: E402
 from tilewise.ops.configs import load_pool  # noqa: E402
@@ -120,7 +126,7 @@ LAYERS: dict[str, dict[str, tuple]] = {
 
 @dataclass(slots=True)
 class Row:
-    """One shape: our best kernel beside the vendor's routine."""
+    """One shape: our kernel beside the vendor's routine."""
 
     op: str
     kind: str
@@ -218,6 +224,56 @@ def measure(op: str, kind: str, label: str, problem: Problem, kernels: list, arc
     return Row(op, kind, label, layout, best.name, len(legal), ours, vendors, speed, ratio)
 
 
+def tensor_calls(problem: Problem) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The same call of tilewise's functions and of PyTorch's, on the same tensors."""
+    import torch
+
+    import tilewise as tw
+
+    one, two = (torch.from_numpy(operand) for operand in random_operands(problem))
+    if problem.op == "gemm":
+        return lambda: tw.matmul(one, two), lambda: torch.matmul(one, two)
+    rank = one.dim() - 2
+    dims = "dhw"[3 - rank :]
+    stride, padding, dilation = (
+        [getattr(problem, f"{what}_{dim}") for dim in dims]
+        for what in ("stride", "pad", "dilation")
+    )
+    layer = {"stride": stride, "padding": padding, "dilation": dilation, "groups": problem.g}
+    if problem.op == "conv_fwd":
+        ours, theirs = getattr(tw, f"conv{rank}d"), getattr(torch.nn.functional, f"conv{rank}d")
+        return lambda: ours(one, two, **layer), lambda: theirs(one, two, **layer)
+    size = get_op(problem.op).shapes(problem)[-1]
+    is_data = problem.op == "conv_bwd_data"
+    call = tw.conv_input_gradient if is_data else tw.conv_weight_gradient
+    gradient = getattr(torch.nn.grad, f"conv{rank}d_{'input' if is_data else 'weight'}")
+    dy, other = (one, two) if is_data else (two, one)
+    given = (size, other, dy) if is_data else (other, size, dy)
+    return lambda: call(*given, **layer), lambda: gradient(*given, **layer)
+
+
+def measure_selected(op: str, kind: str, label: str, problem: Problem, seconds: float) -> Row:
+    """One call of ours, one of PyTorch's, and so on."""
+    ours, theirs = tensor_calls(problem)
+    for call in (ours, theirs, ours, theirs):
+        call()
+    taken: tuple[list[float], list[float]] = ([], [])
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(taken[0]) < 5:
+        for call, times in zip((ours, theirs), taken, strict=True):
+            started = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - started) * 1e6)
+    choice = default_dispatcher(op, detect("cpu")).select(problem)
+    us, vendor_us = (float(np.median(times)) for times in taken)
+    ratio = float(np.median(np.divide(taken[1], taken[0])))
+    speed = problem.flops / us / 1e3
+    return Row(
+        *(op, kind, label, getattr(problem, "layout", ""), choice.kernel.name),
+        *(len(choice.ranking), us, vendor_us, speed, ratio),
+    )
+
+
 def geomean(values: list[float]) -> float:
     return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
 
@@ -251,8 +307,9 @@ def main(args: argparse.Namespace) -> None:
     rows: list[Row] = []
     for op in args.op or OPS:
         kernels = [k for k in load_pool(get_op(op), arch, ["cpu"]) if k.dtype == "fp32"]
-        built = compile_all(kernels, arch, None)
-        kernels = [b.kernel for b in built if b.status == "ok"]
+        if args.best:
+            built = compile_all(kernels, arch, None)
+            kernels = [b.kernel for b in built if b.status == "ok"]
         problems = (
             gemm_problems()
             if op == "gemm"
@@ -263,7 +320,10 @@ def main(args: argparse.Namespace) -> None:
         for kind, label, problem in problems:
             if args.only not in label:
                 continue
-            row = measure(op, kind, label, problem, kernels, arch)
+            if args.best:
+                row = measure(op, kind, label, problem, kernels, arch)
+            else:
+                row = measure_selected(op, kind, label, problem, args.seconds)
             rows.append(row)
             print(
                 f"{row.op:16} {row.kind:10} {row.label:28} {row.layout:5} {row.ratio:6.2f}x "

@@ -36,7 +36,9 @@ from tilewise.torch_ops.theirs import (
     why_theirs,
     why_untraced,
 )
+from tilewise.torch_ops.threads import share_threads
 
+share_threads()
 _is_traced = torch.compiler.is_dynamo_compiling
 """Asked before anything that cannot be traced; tracing of other kinds shows in `_is_compiling`."""
 _is_compiling = torch.compiler.is_compiling

@@ -19,6 +19,7 @@ from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.engines.contract import Build, Engine, Plan, Resources, digest_of
+from tilewise.engines.cpu.openmp import Runtime
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import (
     Compiled,
@@ -71,6 +72,9 @@ class CpuEngine(Engine):
         self._lock = threading.Lock()
         self._libraries: dict[Kernel, ctypes.CDLL] = {}
         self._pool: int | None = None
+        self._lend: Any = None
+        self.runtime: Runtime | None = None
+        """Whose threads run kernels; None where the engine has its own."""
 
     def why_unavailable(self) -> str | None:
         return why_no_compiler()
@@ -141,10 +145,30 @@ class CpuEngine(Engine):
                 (made,) = compile_units([unit])
                 if made.library is None:
                     raise BuildError("the thread pool does not compile", log=made.log)
-                create = load(made.library, "tw_pool_create").tw_pool_create
-                create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p
-                self._pool = int(create(self.threads))
+                library = load(made.library, "tw_pool_create", "tw_pool_borrow")
+                create = library.tw_pool_create
+                create.argtypes = (ctypes.c_int64, ctypes.c_int32)
+                create.restype = ctypes.c_void_p
+                library.tw_pool_borrow.argtypes = (ctypes.c_void_p,) * 4
+                library.tw_pool_borrow.restype = None
+                self._pool = int(create(self.threads, self.runtime is not None))
+                self._lend = library.tw_pool_borrow
+                self._borrow()
             return self._pool
+
+    def borrow(self, runtime: Runtime, threads: int | None = None) -> None:
+        """Runs kernels on another library's threads from now on, `threads` of them."""
+        with self._lock:
+            self.runtime = runtime
+            if self._pool is None:
+                self.threads = threads or self.threads
+            else:
+                self._borrow()
+
+    def _borrow(self) -> None:
+        of = self.runtime
+        if of is not None and self._lend is not None:
+            self._lend(self._pool, of.parallel, of.max_threads, of.in_parallel)
 
     def _load(self, kernel: Kernel, path: Path) -> None:
         with self._lock:

@@ -6,6 +6,9 @@
 // costs nothing. Workers spin for a moment after a job, because kernels often come in quick
 // succession, then sleep. A pool that is busy, or that a fork left without threads, runs the job on
 // the calling thread.
+//
+// A pool may borrow the threads of another library's OpenMP runtime instead: two sets of threads
+// that both spin after their work would take the cores from each other.
 #include <pthread.h>
 #include <sched.h>
 
@@ -30,8 +33,16 @@ inline void pause() {
 #endif
 }
 
+// An OpenMP runtime's own entry points.
+struct Runtime {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
+  int (*max_threads)();
+  int (*in_parallel)();
+};
+
 struct alignas(64) Pool {
   tw_pool face{};
+  Runtime runtime{};
   uint64_t born = 0;
   std::atomic<bool> is_busy{false};
   std::atomic<bool> is_stopping{false};
@@ -126,6 +137,34 @@ void parallel(void* state, void (*task)(void*, int64_t), void* context, int64_t 
   pool.is_busy.store(false, std::memory_order_release);
 }
 
+struct Job {
+  void (*task)(void*, int64_t);
+  void* context;
+  int64_t count;
+  std::atomic<int64_t> next{0};
+};
+
+void share(void* data) {
+  Job& job = *static_cast<Job*>(data);
+  for (int64_t i = job.next.fetch_add(1, std::memory_order_relaxed); i < job.count;
+       i = job.next.fetch_add(1, std::memory_order_relaxed))
+    job.task(job.context, i);
+}
+
+// All of the runtime's threads, as its other users take: teams of changing sizes would end and
+// start threads. A child of a fork has none of them, and some runtimes would wait for them forever.
+void borrowed(void* state, void (*task)(void*, int64_t), void* context, int64_t count) {
+  Pool& pool = *static_cast<Pool*>(state);
+  const Runtime& runtime = pool.runtime;
+  const int threads = count > 1 && pool.born == forks.load(std::memory_order_relaxed) ? runtime.max_threads() : 1;
+  if (threads <= 1 || runtime.in_parallel()) {
+    for (int64_t i = 0; i < count; ++i) task(context, i);
+    return;
+  }
+  Job job{task, context, count};
+  runtime.parallel(share, &job, static_cast<unsigned>(threads), 0);
+}
+
 void* enter(void* pool) {
   static_cast<Pool*>(pool)->loop();
   return nullptr;
@@ -134,6 +173,17 @@ void* enter(void* pool) {
 }  // namespace
 
 extern "C" {
+
+// From now on jobs run on the threads of an OpenMP runtime, as many as it gives its other users.
+// The pool's own sleep from then on; jobs are cut for `threads` as before.
+__attribute__((visibility("default"))) void tw_pool_borrow(tw_pool* face, void* parallel, void* max_threads,
+                                                           void* in_parallel) {
+  Pool* pool = static_cast<Pool*>(face->state);
+  pool->runtime = {reinterpret_cast<decltype(Runtime::parallel)>(parallel),
+                   reinterpret_cast<decltype(Runtime::max_threads)>(max_threads),
+                   reinterpret_cast<decltype(Runtime::in_parallel)>(in_parallel)};
+  __atomic_store_n(&face->parallel, &borrowed, __ATOMIC_RELEASE);
+}
 
 __attribute__((visibility("default"))) void tw_pool_destroy(tw_pool* face) {
   if (!face) return;
@@ -152,14 +202,14 @@ __attribute__((visibility("default"))) void tw_pool_destroy(tw_pool* face) {
 }
 
 // A pool of `threads` threads, the caller's included. Where the system grants fewer, it has fewer;
-// null when there is no memory for it.
-__attribute__((visibility("default"))) tw_pool* tw_pool_create(int64_t threads) {
+// null when there is no memory for it. One that will borrow its threads starts none.
+__attribute__((visibility("default"))) tw_pool* tw_pool_create(int64_t threads, int32_t is_borrowing) {
   pthread_once(&watch_forks, [] { pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); }); });
   void* memory = std::aligned_alloc(alignof(Pool), sizeof(Pool));
   if (!memory) return nullptr;
   Pool* pool = new (memory) Pool;
   pool->born = forks.load();
-  const int64_t wanted = threads > 1 ? threads - 1 : 0;
+  const int64_t wanted = threads > 1 && !is_borrowing ? threads - 1 : 0;
   pool->workers = static_cast<pthread_t*>(std::calloc(wanted + 1, sizeof(pthread_t)));
   if (!pool->workers) {
     std::free(memory);
@@ -167,7 +217,7 @@ __attribute__((visibility("default"))) tw_pool* tw_pool_create(int64_t threads) 
   }
   while (pool->started < wanted && !pthread_create(&pool->workers[pool->started], nullptr, enter, pool))
     ++pool->started;
-  pool->face = {pool, pool->started + 1, parallel};
+  pool->face = {pool, is_borrowing ? threads : pool->started + 1, parallel};
   return &pool->face;
 }
 }
