@@ -155,7 +155,8 @@ def _kind(kind: str, is_gluon: bool) -> str:
 def said(value: Any, source: Source) -> Any:
     """A constant as the language has it."""
     if isinstance(value, tuple):
-        return tuple(said(part, source) for part in value)
+        parts = [said(part, source) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if not isinstance(value, Word):
         return value
     where = "triton.experimental.gluon.language" if source.is_gluon else "triton.language"

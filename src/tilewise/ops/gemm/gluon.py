@@ -9,6 +9,8 @@ The first `whole` tiles are computed whole; with CUT the reduction of each of th
 `cut` slices, so that few tiles still fill the GPU: equal ones, or two, of which programs without
 a tile of their own do the second. Slices leave fp32 partial sums in `work`; whoever arrives last
 adds them in a fixed order, so results do not depend on timing.
+
+`T` holds what a kernel is compiled for (`Traits` in `launch_hopper.py`).
 """
 
 from triton.experimental import gluon
@@ -26,13 +28,15 @@ from tilewise.ops.gluon_pieces import activate, halves, leave_partial, place
 
 
 @gluon.jit
-def assign(piece, tiles, whole, cut, most, steps, CUT: gl.constexpr):
+def assign(piece, schedule, T: gl.constexpr):
     """Tile, part of it, first step and number of steps of a piece of work.
 
     Equal slices of the same part of the reduction are neighbours, as they read the same columns of
     A and rows of B at the same time. With `most` there are two unequal parts: programs with a tile
     do the first `most` steps of it, those without one the rest of several tiles in turn.
     """
+    CUT: gl.constexpr = T.CUT
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
     tile = piece
     part = gl.to_tensor(0)
     first = gl.to_tensor(0)
@@ -63,12 +67,17 @@ def assign(piece, tiles, whole, cut, most, steps, CUT: gl.constexpr):
 
 
 @gluon.jit
-def copy_steps(
-    ad, bd, a_ring, b_ring, empty, ready, filled, batch, row, col, first, count,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr,
-):  # fmt: skip
+def copy_steps(maps, rings, filled, tile, first, count, T: gl.constexpr):
     """Copies the operands of `count` steps into the ring; gives the new fill count."""
+    STAGES: gl.constexpr = T.STAGES
+    BK: gl.constexpr = T.BK
+    A_ROW: gl.constexpr = T.A_ROW
+    BM: gl.constexpr = T.BM
+    B_ROW: gl.constexpr = T.B_ROW
+    BN: gl.constexpr = T.BN
+    ad, bd = maps
+    a_ring, b_ring, empty, ready = rings
+    batch, row, col = tile
     for step in range(first, first + count):
         stage = filled % STAGES
         mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
@@ -88,33 +97,34 @@ def copy_steps(
 
 
 @gluon.jit
-def load_warp(
-    ad, bd, a_ring, b_ring, empty, ready, tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
-):  # fmt: skip
+def load_warp(maps, rings, schedule, T: gl.constexpr):
     """Copies everything this program's math warps will need, in their order."""
+    GROUP_M: gl.constexpr = T.GROUP_M
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
     filled = gl.to_tensor(0)
     for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
-        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
-        batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
-        filled = copy_steps(
-            ad, bd, a_ring, b_ring, empty, ready, filled, batch, row, col, first, count,
-            BM, BN, BK, STAGES, A_ROW, B_ROW,
-        )  # fmt: skip
+        tile, part, first, count = assign(piece, schedule, T)
+        at = place(tile, tiles_m, tiles_n, GROUP_M)
+        filled = copy_steps(maps, rings, filled, at, first, count, T)
 
 
 @gluon.jit
 def multiply(
-    a_ring, b_ring, empty, ready, used, count, next_turn,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    FIRST_ROW: gl.constexpr, ROWS: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr,
-    layout: gl.constexpr, acc_type: gl.constexpr,
-):  # fmt: skip
+    rings, used, count, next_turn, FIRST_ROW: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr
+):
     """Adds up `count` steps from the ring; gives the sum and the new use count.
 
     One product stays in flight while the next is issued; a stage is handed back one step late.
     """
+    BN: gl.constexpr = T.BN
+    acc_type: gl.constexpr = T.acc_type
+    layout: gl.constexpr = T.layout
+    STAGES: gl.constexpr = T.STAGES
+    A_ROW: gl.constexpr = T.A_ROW
+    BM: gl.constexpr = T.BM
+    BK: gl.constexpr = T.BK
+    B_ROW: gl.constexpr = T.B_ROW
+    a_ring, b_ring, empty, ready = rings
     acc = gl.zeros((ROWS, BN), dtype=acc_type, layout=layout)
     for step in range(count):
         stage = used % STAGES
@@ -141,13 +151,15 @@ def multiply(
 
 
 @gluon.jit
-def finish(
-    acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, m0, n0, M, N,
-    c_batch, c_row, c_col,
-    PARTS: gl.constexpr, BUFFERS: gl.constexpr, TMA_STORE: gl.constexpr, SWAP: gl.constexpr,
-    SCALE: gl.constexpr, ACT: gl.constexpr, out_type: gl.constexpr,
-):  # fmt: skip
+def finish(acc, result, batch, m0, n0, PARTS: gl.constexpr, T: gl.constexpr):
     """Scales, biases, activates and stores one finished tile, whose corner is (m0, n0)."""
+    SCALE: gl.constexpr = T.SCALE
+    SWAP: gl.constexpr = T.SWAP
+    out_type: gl.constexpr = T.out_type
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    BUFFERS: gl.constexpr = T.BUFFERS
+    ACT: gl.constexpr = T.ACT
+    cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, strides = result
     BM: gl.constexpr = acc.shape[0]
     BN: gl.constexpr = acc.shape[1]
     layout: gl.constexpr = acc.type.layout
@@ -182,32 +194,27 @@ def finish(
             else:
                 tma_store(cd, [batch, m0, edge], buffer)
     else:
-        rows = gl.expand_dims(m, 1).to(gl.int64) * c_row
-        cols = gl.expand_dims(n, 0).to(gl.int64) * c_col
+        rows = gl.expand_dims(m, 1).to(gl.int64) * strides[1]
+        cols = gl.expand_dims(n, 0).to(gl.int64) * strides[2]
         inside = gl.expand_dims(m < M, 1) & gl.expand_dims(n < N, 0)
-        gl.store(c_ptr + batch.to(gl.int64) * c_batch + rows + cols, out, mask=inside)
+        gl.store(c_ptr + batch.to(gl.int64) * strides[0] + rows + cols, out, mask=inside)
 
 
 @gluon.jit
-def math_warps(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-    a_ring, b_ring, c_ring, empty, ready,
-    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N,
-    c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    CUT: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
-):  # fmt: skip
+def math_warps(result, rings, partial, schedule, T: gl.constexpr):
     """Multiplies and stores this program's share of the tiles."""
+    CUT: gl.constexpr = T.CUT
+    BM: gl.constexpr = T.BM
+    BN: gl.constexpr = T.BN
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    GROUP_M: gl.constexpr = T.GROUP_M
+    PARTS: gl.constexpr = T.PARTS
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
+    work, flags = partial
     used = gl.to_tensor(0)
     for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
-        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
-        acc, used = multiply(
-            a_ring, b_ring, empty, ready, used, count, None,
-            BM, BN, BK, STAGES, 0, BM, A_ROW, B_ROW, layout, acc_type,
-        )  # fmt: skip
+        tile, part, first, count = assign(piece, schedule, T)
+        acc, used = multiply(rings, used, count, None, 0, BM, T)
         is_whole = count > 0
         if CUT:
             if (piece >= whole) & (cut > 1) & (count > 0):
@@ -218,11 +225,7 @@ def math_warps(
                 acc = accs[0]
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
-            finish(
-                acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * BM,
-                col * BN, M, N, c_batch, c_row, c_col, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
-                out_type,
-            )  # fmt: skip
+            finish(acc, result, batch, row * BM, col * BN, PARTS, T)
     if TMA_STORE:
         tma.store_wait(pendings=0)
 
@@ -231,13 +234,12 @@ def math_warps(
 def gemm_ws(
     ad, bd, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
     tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    CUT: gl.constexpr, PARTS: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """Cooperative: all math warps share each tile, rows divided among them."""
+    STAGES: gl.constexpr = T.STAGES
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    BUFFERS: gl.constexpr = T.BUFFERS
     a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
     b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
     if TMA_STORE:
@@ -250,41 +252,34 @@ def gemm_ws(
         mbarrier.init(empty.index(i), count=1)
         mbarrier.init(ready.index(i), count=1)
     fence_async_shared()
+    strides = (c_batch, c_row, c_col)
+    result = (cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, strides)
+    rings = (a_ring, b_ring, empty, ready)
+    schedule = (tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps)
     gl.warp_specialize(
         [
-            (math_warps, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
-                a_ring, b_ring, c_ring, empty, ready,
-                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
-                M, N, c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
-                PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT, layout, acc_type, out_type,
-            )),
-            (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready,
-                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
-                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
-            )),
+            (math_warps, (result, rings, (work, flags), schedule, T)),
+            (load_warp, ((ad, bd), rings, schedule, T)),
         ],
         [1],
         [40],
-    )  # fmt: skip
+    )
 
 
 @gluon.jit
-def math_group(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring, empty, ready, turns,
-    tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    WHO: gl.constexpr, SHARE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    STAGES: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr,
-    PARTS: gl.constexpr, BUFFERS: gl.constexpr, TMA_STORE: gl.constexpr, SWAP: gl.constexpr,
-    SCALE: gl.constexpr, ACT: gl.constexpr, layout: gl.constexpr, acc_type: gl.constexpr,
-    out_type: gl.constexpr,
-):  # fmt: skip
+def math_group(result, rings, turns, schedule, WHO: gl.constexpr, T: gl.constexpr):
     """One of two groups: with SHARE half the rows of every tile, else every second tile.
 
     Groups that alternate pass a turn between them: a barrier's phase is a single bit, so a group
     must not look at a stage before the other is done with the round in between.
     """
+    BM: gl.constexpr = T.BM
+    SHARE: gl.constexpr = T.SHARE
+    BN: gl.constexpr = T.BN
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    GROUP_M: gl.constexpr = T.GROUP_M
+    PARTS: gl.constexpr = T.PARTS
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
     programs = gl.num_programs(0)
     ROWS: gl.constexpr = BM // 2 if SHARE else BM
     FIRST_ROW: gl.constexpr = WHO * ROWS if SHARE else 0
@@ -299,26 +294,16 @@ def math_group(
     turn = gl.to_tensor(0)
     for tile in range(start, tiles, stride):
         if SHARE:
-            acc, used = multiply(
-                a_ring, b_ring, empty, ready, used, steps, None,
-                BM, BN, BK, STAGES, FIRST_ROW, ROWS, A_ROW, B_ROW, layout, acc_type,
-            )  # fmt: skip
+            acc, used = multiply(rings, used, steps, None, FIRST_ROW, ROWS, T)
         else:
             mbarrier.wait(turns.index(WHO), (turn & 1) ^ (1 - WHO))
             turn += 1
-            acc, used = multiply(
-                a_ring, b_ring, empty, ready, used, steps, turns.index(1 - WHO),
-                BM, BN, BK, STAGES, FIRST_ROW, ROWS, A_ROW, B_ROW, layout, acc_type,
-            )  # fmt: skip
+            acc, used = multiply(rings, used, steps, turns.index(1 - WHO), FIRST_ROW, ROWS, T)
             used += steps
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         if SHARE:
             row = 2 * row + WHO
-        finish(
-            acc, cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch, row * ROWS,
-            col * BN, M, N, c_batch, c_row, c_col, PARTS, BUFFERS, TMA_STORE, SWAP, SCALE, ACT,
-            out_type,
-        )  # fmt: skip
+        finish(acc, result, batch, row * ROWS, col * BN, PARTS, T)
     if TMA_STORE:
         tma.store_wait(pendings=0)
 
@@ -327,13 +312,13 @@ def math_group(
 def gemm_two_groups(
     ad, bd, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr,
     tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, SHARE: gl.constexpr,
-    PARTS: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    layout: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """Two math groups that do not wait for each other: one may store while the other multiplies."""
+    STAGES: gl.constexpr = T.STAGES
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    BUFFERS: gl.constexpr = T.BUFFERS
+    SHARE: gl.constexpr = T.SHARE
     a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
     b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
     if TMA_STORE:
@@ -352,43 +337,38 @@ def gemm_two_groups(
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
     fence_async_shared()
+    strides = (c_batch, c_row, c_col)
+    result0 = (cd, c_ring0, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, strides)
+    result1 = (cd, c_ring1, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, strides)
+    rings = (a_ring, b_ring, empty, ready)
+    schedule = (tiles, tiles, tiles, 1, 0, tiles_m, tiles_n, steps)
     gl.warp_specialize(
         [
-            (math_group, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring0, empty,
-                ready, turns, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-                0, SHARE, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE,
-                SWAP, SCALE, ACT, layout, acc_type, out_type,
-            )),
-            (math_group, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, a_ring, b_ring, c_ring1, empty,
-                ready, turns, tiles, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-                1, SHARE, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, PARTS, BUFFERS, TMA_STORE,
-                SWAP, SCALE, ACT, layout, acc_type, out_type,
-            )),
-            (load_warp, (
-                ad, bd, a_ring, b_ring, empty, ready,
-                tiles, tiles, tiles, 1, 0, tiles_m, tiles_n, steps,
-                BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, False,
-            )),
+            (math_group, (result0, rings, turns, schedule, 0, T)),
+            (math_group, (result1, rings, turns, schedule, 1, T)),
+            (load_warp, ((ad, bd), rings, schedule, T)),
         ],
         [4, 1],
         [232, 40],
-    )  # fmt: skip
+    )
 
 
 @gluon.jit
-def load_uneven(
-    ad, bds, a_ring, b_rings, empty, ready,
-    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
-):  # fmt: skip
+def load_uneven(ad, bds, rings, schedule, T: gl.constexpr):
     """Copies A and all parts of B for this program's tiles."""
+    BM: gl.constexpr = T.BM
+    BN: gl.constexpr = T.BN
+    BK: gl.constexpr = T.BK
+    STAGES: gl.constexpr = T.STAGES
+    A_ROW: gl.constexpr = T.A_ROW
+    B_ROW: gl.constexpr = T.B_ROW
+    GROUP_M: gl.constexpr = T.GROUP_M
+    a_ring, b_rings, empty, ready = rings
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
     filled = gl.to_tensor(0)
     nbytes: gl.constexpr = (BM + BN) * BK * (ad.dtype.primitive_bitwidth // 8)
     for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
-        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
+        tile, part, first, count = assign(piece, schedule, T)
         batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
         m = row * BM
         for step in range(first, first + count):
@@ -414,12 +394,14 @@ def load_uneven(
 
 
 @gluon.jit
-def multiply_parts(
-    a_ring, b_rings, empty, ready, used, count, accs,
-    BM: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr,
-):  # fmt: skip
+def multiply_parts(rings, used, count, accs, T: gl.constexpr):
     """Adds up `count` steps of several products that have A in common."""
+    STAGES: gl.constexpr = T.STAGES
+    A_ROW: gl.constexpr = T.A_ROW
+    BM: gl.constexpr = T.BM
+    BK: gl.constexpr = T.BK
+    B_ROW: gl.constexpr = T.B_ROW
+    a_ring, b_rings, empty, ready = rings
     for step in range(count):
         stage = used % STAGES
         mbarrier.wait(ready.index(stage), (used // STAGES) & 1)
@@ -444,26 +426,25 @@ def multiply_parts(
 
 @gluon.jit
 def math_uneven(
-    cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_rings, c_ring,
-    empty, ready,
-    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
-    NARROW: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    WIDTHS: gl.constexpr, layouts: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
-):  # fmt: skip
+    result, rings, partial, schedule, WIDTHS: gl.constexpr, layouts: gl.constexpr, T: gl.constexpr
+):
     """Two products per step, with A in common."""
-    PARTS: gl.constexpr = len(b_rings)
+    BM: gl.constexpr = T.BM
+    acc_type: gl.constexpr = T.acc_type
+    CUT: gl.constexpr = T.CUT
+    BN: gl.constexpr = T.BN
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    GROUP_M: gl.constexpr = T.GROUP_M
+    NARROW: gl.constexpr = T.NARROW
+    tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps = schedule
+    work, flags = partial
     used = gl.to_tensor(0)
     for piece in range(gl.program_id(0), pieces, gl.num_programs(0)):
-        tile, part, first, count = assign(piece, tiles, whole, cut, most, steps, CUT)
+        tile, part, first, count = assign(piece, schedule, T)
         accs = ()
-        for i in gl.static_range(PARTS):
+        for i in gl.static_range(len(WIDTHS)):
             accs = accs + (gl.full([BM, WIDTHS[i]], 0, acc_type, layouts[i]),)
-        accs, used = multiply_parts(
-            a_ring, b_rings, empty, ready, used, count, accs, BM, BK, STAGES, A_ROW, B_ROW
-        )
+        accs, used = multiply_parts(rings, used, count, accs, T)
         is_whole = count > 0
         if CUT:
             if (piece >= whole) & (cut > 1) & (count > 0):
@@ -474,12 +455,8 @@ def math_uneven(
         if is_whole:
             batch, row, col = place(tile, tiles_m, tiles_n, GROUP_M)
             n = col * BN
-            for i in gl.static_range(PARTS):
-                finish(
-                    accs[i], cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, batch,
-                    row * BM, n, M, N, c_batch, c_row, c_col, accs[i].shape[1] // NARROW, BUFFERS,
-                    TMA_STORE, SWAP, SCALE, ACT, out_type,
-                )  # fmt: skip
+            for i in gl.static_range(len(WIDTHS)):
+                finish(accs[i], result, batch, row * BM, n, accs[i].shape[1] // NARROW, T)
                 n += accs[i].shape[1]
     if TMA_STORE:
         tma.store_wait(pendings=0)
@@ -489,15 +466,14 @@ def math_uneven(
 def gemm_uneven(
     ad, bd, ed, cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
     tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N, c_batch, c_row, c_col,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, GROUP_M: gl.constexpr, CUT: gl.constexpr,
-    NARROW: gl.constexpr, BUFFERS: gl.constexpr,
-    TMA_STORE: gl.constexpr, SWAP: gl.constexpr, SCALE: gl.constexpr, ACT: gl.constexpr,
-    WIDTHS: gl.constexpr, layouts: gl.constexpr, acc_type: gl.constexpr, out_type: gl.constexpr,
+    WIDTHS: gl.constexpr, layouts: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """Tiles as wide as two powers of two together: 192 or 160 columns often fill a wave where 128
     or 256 leave multiprocessors idle.
     """
+    STAGES: gl.constexpr = T.STAGES
+    TMA_STORE: gl.constexpr = T.TMA_STORE
+    BUFFERS: gl.constexpr = T.BUFFERS
     a_ring = gl.allocate_shared_memory(ad.dtype, [STAGES] + ad.block_type.shape, ad.layout)
     b_ring = gl.allocate_shared_memory(bd.dtype, [STAGES] + bd.block_type.shape, bd.layout)
     e_ring = gl.allocate_shared_memory(ed.dtype, [STAGES] + ed.block_type.shape, ed.layout)
@@ -512,21 +488,15 @@ def gemm_uneven(
         mbarrier.init(empty.index(i), count=1)
         mbarrier.init(ready.index(i), count=1)
     fence_async_shared()
+    strides = (c_batch, c_row, c_col)
+    result = (cd, c_ring, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, strides)
+    rings = (a_ring, b_rings, empty, ready)
+    schedule = (tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps)
     gl.warp_specialize(
         [
-            (math_uneven, (
-                cd, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags, a_ring, b_rings,
-                c_ring, empty, ready,
-                tiles, pieces, whole, cut, most, tiles_m, tiles_n, steps, M, N,
-                c_batch, c_row, c_col, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT, NARROW,
-                BUFFERS, TMA_STORE, SWAP, SCALE, ACT, WIDTHS, layouts, acc_type, out_type,
-            )),
-            (load_uneven, (
-                ad, (bd, ed), a_ring, b_rings, empty, ready,
-                tiles, pieces, whole, cut, most, tiles_m, tiles_n,
-                steps, BM, BN, BK, STAGES, A_ROW, B_ROW, GROUP_M, CUT,
-            )),
+            (math_uneven, (result, rings, (work, flags), schedule, WIDTHS, layouts, T)),
+            (load_uneven, (ad, (bd, ed), rings, schedule, T)),
         ],
         [1],
         [40],
-    )  # fmt: skip
+    )

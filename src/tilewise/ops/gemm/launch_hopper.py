@@ -44,6 +44,37 @@ class Cut(NamedTuple):
     most: int = 0
 
 
+class Traits(NamedTuple):
+    """What a warp-specialised kernel is compiled for."""
+
+    BM: int
+    BN: int
+    BK: int
+    GROUP_M: int
+    STAGES: int
+    A_ROW: bool
+    """Whether A lies along K, and B along N."""
+    B_ROW: bool
+    TMA_STORE: bool
+    BUFFERS: int
+    """Pieces of a finished tile that are on their way at once."""
+    SWAP: bool
+    SCALE: str
+    ACT: str
+    acc_type: Word
+    out_type: Word
+    layout: Word | None = None
+    """Of a tile, where it is not of several parts side by side."""
+    PARTS: int = 1
+    """Pieces in which a tile is stored."""
+    NARROW: int = 0
+    """The width of such a piece, where parts differ in width."""
+    CUT: bool = False
+    """Whether reductions may be cut."""
+    SHARE: bool = False
+    """Whether two groups share each tile, rather than take every second one."""
+
+
 def box_of(rows: int, cols: int, along_rows: bool) -> tuple[int, int]:
     return (rows, cols) if along_rows else (cols, rows)
 
@@ -142,6 +173,8 @@ def specialised(
     _specialised_strides(args, view)
     args.constants |= {"STAGES": kernel.stages}
     args.constants |= tile_constants(kernel) | _layout_constants(kernel, p)
+    known = [name for name in Traits._fields if name in args.constants]
+    args.constants["T"] = Traits(**{name: args.constants.pop(name) for name in known})
     made = source(
         args, _specialised_function(kernel), kernel, gluon=True, maxnreg=_register_cap(kernel)
     )
