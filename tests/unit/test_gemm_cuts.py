@@ -45,7 +45,8 @@ def shares(
     )
     monkeypatch.setattr(gluon, "gl", language)
     pieces = np.arange(plan.pieces, dtype=np.int32).view(Values)
-    rows = gluon.assign.fn(pieces, tiles, plan.whole, plan.slices, plan.most, steps, may_cut)
+    schedule = (tiles, plan.pieces, plan.whole, plan.slices, plan.most, 1, tiles, steps)
+    rows = gluon.assign.fn(pieces, schedule, SimpleNamespace(CUT=may_cut))
     return list(zip(*(np.broadcast_to(row, pieces.shape).tolist() for row in rows), strict=True))
 
 
