@@ -56,6 +56,24 @@ class Forest:
     def max_leaves(self) -> int:
         return int(np.diff(self.leaf_start).max(initial=1))
 
+    def first(self, count: int) -> Forest:
+        """The first trees alone, over the features that they ask for."""
+        nodes, leaves = self.node_start[count], self.leaf_start[count]
+        used, feature = np.unique(self.node_feature[:nodes], return_inverse=True)
+        return Forest(
+            tuple(self.features[i] for i in used),
+            tuple(self.thresholds[i] for i in used),
+            feature.astype(np.int32),
+            self.node_bin[:nodes],
+            self.left[:nodes],
+            self.right[:nodes],
+            self.node_start[: count + 1],
+            self.leaf_start[: count + 1],
+            self.leaf[:leaves],
+            self.scale,
+            self.offset,
+        )
+
     def bins(self, matrix: Array) -> NDArray[np.uint8]:
         """The bin of every value; columns are those of `features`."""
         out = np.empty(matrix.shape, np.uint8)

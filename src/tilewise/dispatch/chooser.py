@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR_LEVEL
 from tilewise.core.problem import Problem
-from tilewise.dispatch.padding import aligned, copy_us
+from tilewise.dispatch.padding import Copies, aligned
 from tilewise.dispatch.registry import Registry
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
@@ -42,6 +43,22 @@ class Pool:
     priority: NDArray[np.int64]
     """Turned round: the lowest come first."""
     is_vendor: NDArray[np.bool_]
+    copies: Copies
+
+
+def _charged(keys: Iterable[Key], copies_us: Array) -> Iterator[Key]:
+    """Keys in order of what kernels take with the copies they need, given by what they take."""
+    waiting: list[Key] = []
+    for key in keys:
+        while waiting and waiting[0] < key:
+            yield heapq.heappop(waiting)
+        extra = float(copies_us[key[3]])
+        if extra:
+            heapq.heappush(waiting, (key[0], key[1], key[2] + extra, key[3]))
+        else:
+            yield key
+    while waiting:
+        yield heapq.heappop(waiting)
 
 
 class Chooser:
@@ -119,6 +136,7 @@ class Chooser:
                 kernels,
                 np.array([-int(self.registry.priority_of(k)) for k in kernels], np.int64),
                 np.array([k.engine == "vendor" for k in kernels], bool),
+                Copies(self.registry.op, kernels, self.registry.arch),
             )
             with self._lock:
                 if version == self._version:
@@ -171,28 +189,33 @@ class Chooser:
         Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
         the end, unless the op itself can say how they do.
         """
+        copies_us = pool.copies.us(problem)
+        told = set()
+        for place, us in () if copies_us.any() else self._leaders(problem, pool, ranker):
+            told.add(place)
+            yield place, us
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
         is_last = pool.is_vendor.copy()
         for vendor in np.flatnonzero(is_last):
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
-        charged: list[Key] = []
-        for place in map(int, order):
-            us = float(times[place])
-            key: Key = (int(pool.priority[place]), bool(is_last[place]), us, place)
-            while charged and charged[0] < key:
-                _, _, paid_us, at = heapq.heappop(charged)
-                yield at, paid_us
-            larger = aligned(self.registry.op, pool.kernels[place], problem)
-            extra = copy_us(problem, larger, self.registry.arch)
-            if extra:
-                heapq.heappush(charged, (key[0], key[1], us + extra, place))
-            else:
+        keys = (
+            (int(pool.priority[at]), bool(is_last[at]), float(times[at]), at)
+            for at in map(int, order)
+            if at not in told
+        )
+        for _, _, us, place in _charged(keys, copies_us):
+            yield place, us
+
+    def _leaders(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
+        """Places and times of the fastest few, without ranking all."""
+        if len(np.unique(pool.priority)) > 1:
+            return
+        found = ranker.leaders_us(problem, pool.kernels, self.registry.arch)
+        for place, us in zip(*(array.tolist() for array in found or ()), strict=True):
+            if not pool.is_vendor[place] or self.can_judge(ranker, pool.kernels[place]):
                 yield place, us
-        while charged:
-            _, _, paid_us, at = heapq.heappop(charged)
-            yield at, paid_us
 
     def can_judge(self, ranker: Ranker, vendor: Kernel) -> bool:
         """Whether predictions for a vendor's routine can be held against those for kernels."""

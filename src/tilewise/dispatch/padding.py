@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tilewise.core.arch import Arch
+from tilewise.core.compile_expr import Array
 from tilewise.core.dtypes import dtype
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
@@ -26,6 +30,36 @@ def aligned(op: Op, kernel: Kernel, problem: Problem) -> Problem:
     if not alignment or op.padded is None:
         return problem
     return op.padded(problem, alignment)
+
+
+class Copies:
+    """What copies for padding cost the kernels of a pool, problem by problem."""
+
+    def __init__(self, op: Op, kernels: Sequence[Kernel], arch: Arch) -> None:
+        self._op, self._kernels, self._arch = op, kernels, arch
+        self._known: dict[str, tuple[list[Kernel], NDArray[np.intp]]] = {}
+
+    def us(self, problem: Problem) -> Array:
+        """Microseconds of each kernel; nothing where the sizes fit."""
+        examples, which = self._alike(problem)
+        costs = [copy_us(problem, aligned(self._op, k, problem), self._arch) for k in examples]
+        return np.array(costs)[which]
+
+    def _alike(self, problem: Problem) -> tuple[list[Kernel], NDArray[np.intp]]:
+        """A kernel of each alignment, and which of these every kernel is like."""
+        layout = str(getattr(problem, "layout", ""))
+        found = self._known.get(layout)
+        if found is None:
+            places: dict[tuple[int, ...], int] = {}
+            examples: list[Kernel] = []
+            which: list[int] = []
+            for kernel in self._kernels:
+                place = places.setdefault(kernel.alignment(problem), len(examples))
+                if place == len(examples):
+                    examples.append(kernel)
+                which.append(place)
+            found = self._known[layout] = (examples, np.array(which, np.intp))
+        return found
 
 
 def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:

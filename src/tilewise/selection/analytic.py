@@ -29,6 +29,9 @@ class AnalyticRanker:
         """Microseconds, in the order given."""
         return self._estimates(problem.op, kernels)(problem, arch)
 
+    def leaders_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> None:
+        """None: ranking all is one evaluation."""
+
     def _estimates(self, op: str, kernels: Sequence[Kernel]) -> Estimates:
         """What is known of kernels before a problem is; a tuple is remembered."""
         held = self._held.get(id(kernels))

@@ -156,3 +156,11 @@ class Ranker(Protocol):
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given; quick where the same tuple is given again."""
+
+    def leaders_us(
+        self, problem: Problem, kernels: Sequence[Kernel], arch: Arch
+    ) -> tuple[NDArray[np.int64], Array] | None:
+        """Places of the few most likely fast, fastest first, and their microseconds.
+
+        None where ranking all costs as little.
+        """

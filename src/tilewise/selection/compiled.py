@@ -22,7 +22,7 @@ from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.selection.asking import Ask, asker
 from tilewise.selection.choice import Scores
 from tilewise.selection.codegen import BLOCK, Layout
-from tilewise.selection.steps import steps_of
+from tilewise.selection.steps import nodes_of, steps_of
 
 
 class _Forest(ctypes.Structure):
@@ -50,7 +50,20 @@ class _Context(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("points", "axes")),
         *((n, ctypes.c_void_p) for n in ("point", "axis_value", "far")),
         *((n, ctypes.c_void_p) for n in ("order", "score", "info", "keys")),
+        *((n, ctypes.c_void_p) for n in ("lead", "walk", "shuffled")),
     ]
+
+
+class _Walk(ctypes.Structure):
+    _fields_ = [
+        ("trees", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in ("node_start", "leaf_start", "nodes", "leaves")),
+    ]
+
+
+LEAD = 64
+"""Trees that pick the block of kernels among which the whole forest chooses. With 16 already all of
+600 random products of even sizes were chosen for as by ranking all (sm_90_gemm)."""
 
 
 class CompiledScorer:
@@ -76,6 +89,9 @@ class CompiledScorer:
         self._level, self._nearest = library.tw_level, library.tw_nearest
         for call in (self._rank, self._level, self._nearest):
             call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+        self._lead, self._near = library.tw_lead, library.tw_near
+        self._lead.argtypes, self._lead.restype = (ctypes.c_void_p,) * 3, None
+        self._near.argtypes, self._near.restype = (*(ctypes.c_void_p,) * 2, ctypes.c_double), None
         self._at = ctypes.addressof(self._context)
         self._problem_at = self._problem.ctypes.data
 
@@ -83,6 +99,24 @@ class CompiledScorer:
         """Fills `order` and `score`: nothing is allocated."""
         self._fields(problem, self._problem)
         self._rank(self._at, self._problem_at)
+
+    @property
+    def can_lead(self) -> bool:
+        """Whether picking a block first spares anything, and is known to miss nothing."""
+        return self.blocks > 1 and bool(self._context.lead)
+
+    def lead(self, problem: Problem, asked: NDArray[np.uint8]) -> Scores:
+        """The best of the kernels that are `asked` about, a block of them, scored like all."""
+        self._fields(problem, self._problem)
+        self._lead(self._at, self._problem_at, asked.ctypes.data)
+        order = self.order[: int(self.info[1])].copy()
+        return Scores(order, self.score[order], float(self.info[0]))
+
+    def is_near(self, problem: Problem, reach: float) -> bool:
+        """Whether a measured problem lies within so many octaves."""
+        self._fields(problem, self._problem)
+        self._near(self._at, self._problem_at, reach * reach)
+        return bool(self.info[1])
 
     def level(self, problem: Problem) -> float:
         """What turns scores into times."""
@@ -157,7 +191,32 @@ class CompiledScorer:
             keys=self._hold(np.zeros(4 * len(padded), np.uint64)),
         )
         self._set_level(context, model.forests["level"])
+        self._set_lead(context, rows)
         return context
+
+    def _set_lead(self, context: _Context, rows: Rows) -> None:
+        """What choosing needs besides; a model without calibrated times or with a forest of
+        failures has to rank all."""
+        model = self.model
+        random = np.random.default_rng(0)
+        points = random.permutation(model.measured.points)
+        context.shuffled = self._hold(points.T)
+        nodes = nodes_of(model.forests[VENDOR]) if VENDOR in model.forests else None
+        if (
+            not model.has_base
+            or "valid" in model.forests
+            or (VENDOR in model.forests) != bool(nodes)
+        ):
+            return
+        if nodes is not None:
+            made = _Walk(
+                trees=model.forests[VENDOR].num_trees,
+                **{n: self._hold(getattr(nodes, n)) for n in nodes.__slots__},
+            )
+            self._held.append(made)
+            context.walk = ctypes.addressof(made)
+        rank = model.forests["rank"]
+        context.lead = self._forest(rank.first(min(LEAD, rank.num_trees)), rows)
 
     def _places(self, names: Sequence[str]) -> NDArray[np.int32]:
         place = {n: i for i, n in enumerate(self.layout.problem_values)}

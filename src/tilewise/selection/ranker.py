@@ -18,6 +18,7 @@ from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranked
+from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.opening import measured_kernels, open_model
 from tilewise.selection.selector import Selector, why_foreign
 from tilewise.selection.unfamiliar import note
@@ -36,6 +37,11 @@ class _Pool:
     arch: Arch
     selector: Selector
     places: NDArray[np.int64]
+    """Of these kernels among the selector's."""
+    asked: NDArray[np.uint8]
+    """Which of the selector's kernels these are."""
+    place_of: NDArray[np.int64]
+    """Of the selector's kernels among these."""
 
 
 class ModelRanker:
@@ -60,9 +66,9 @@ class ModelRanker:
         with self._lock:
             selector = self._selectors.get(arch) or self._grown(arch, ())
             with selector.lock:
+                if selector.scorer.is_near(problem, self.model.measured.reach):
+                    return None
                 distance, _ = selector.scorer.nearest(problem)
-        if distance <= self.model.measured.reach:
-            return None
         log.info("%s is unfamiliar to %s (%.1f octaves)", problem, self.model.name, distance)
         note(problem)
         return (
@@ -80,6 +86,22 @@ class ModelRanker:
             pool = self._pool(kernels, arch)
             found = pool.selector.scores(problem)
         return np.exp2(found.level - found.score[pool.places])
+
+    def leaders_us(
+        self, problem: Problem, kernels: Sequence[Kernel], arch: Arch
+    ) -> tuple[NDArray[np.int64], Array] | None:
+        """Places of the kernels that are most likely fast, fastest first, and their microseconds.
+
+        None where ranking all costs as little.
+        """
+        with self._lock:
+            pool = self._pool(kernels, arch)
+            scorer = pool.selector.scorer
+            if not isinstance(scorer, CompiledScorer) or not scorer.can_lead:
+                return None
+            with pool.selector.lock:
+                found = scorer.lead(problem, pool.asked)
+        return pool.place_of[found.order], np.exp2(found.level - found.score)
 
     def rank(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> list[Ranked]:
         """All kernels, fastest first."""
@@ -100,7 +122,11 @@ class ModelRanker:
             places = self._places[arch]
         wanted = np.array([places[kernel] for kernel in kernels], np.int64)
         given = kernels if isinstance(kernels, tuple) else tuple(kernels)
-        pool = _Pool(given, arch, self._selectors[arch], wanted)
+        selector = self._selectors[arch]
+        asked = np.zeros(len(selector.kernels), np.uint8)
+        place_of = np.zeros(len(selector.kernels), np.int64)
+        asked[wanted], place_of[wanted] = 1, np.arange(len(wanted))
+        pool = _Pool(given, arch, selector, wanted, asked, place_of)
         if given is kernels:
             if len(self._pools) >= 16:
                 self._pools.clear()
@@ -147,6 +173,17 @@ class CarefulRanker:
             except Exception as error:
                 self._give_up(error)
         return AnalyticRanker().predict_us(problem, kernels, arch)
+
+    def leaders_us(
+        self, problem: Problem, kernels: Sequence[Kernel], arch: Arch
+    ) -> tuple[NDArray[np.int64], Array] | None:
+        """Those of the model; none of one that failed."""
+        if not self._failure:
+            try:
+                return self._ranker.leaders_us(problem, kernels, arch)
+            except Exception as error:
+                self._give_up(error)
+        return None
 
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the vendor's times were measured; nothing was by a model that failed."""

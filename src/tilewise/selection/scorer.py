@@ -58,6 +58,13 @@ class NumpyScorer:
         """What turns scores into times."""
         return float(self.model.predict("level", self.rows(problem).only(slice(1)))[0])
 
+    can_lead = False
+    """Whether `lead` spares anything."""
+
+    def is_near(self, problem: Problem, reach: float) -> bool:
+        """Whether a measured problem lies within so many octaves."""
+        return self.nearest(problem)[0] <= reach
+
     def nearest(self, problem: Problem) -> tuple[float, int]:
         """Octaves to the nearest measured problem, and which that is."""
         axes = self.model.measured.axes

@@ -16,6 +16,7 @@ def scorer_source(layout: Layout) -> str:
         "BLOCK": BLOCK,
         "VALUES": len(layout.problem_values),
         "MIXED": len(layout.mixed_outputs),
+        "KERNEL_VALUES": len(layout.kernel_values),
         "ROWS": max(1, layout.most_columns),
     }
     head = "#define TW_RESTRICT __restrict__\n"

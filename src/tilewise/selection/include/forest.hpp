@@ -27,6 +27,15 @@ struct tw_forest {
   const uint8_t *kernel_bins;
 };
 
+// The same trees as nodes: feature, bin, left and right child, a byte each; children below zero are
+// leaves.
+struct tw_walk {
+  int64_t trees;
+  const int32_t *node_start, *leaf_start;
+  const uint32_t *nodes;
+  const int32_t *leaves;
+};
+
 struct tw_context {
   int64_t kernels, blocks, has_base;
   const double *arch;
@@ -50,4 +59,8 @@ struct tw_context {
   double *score;
   double *info;
   uint64_t *keys;
+  // For choosing alone: the ranking's first trees, the vendor's as nodes, points in no order.
+  const tw_forest *lead;
+  const tw_walk *walk;
+  const double *shuffled;
 };

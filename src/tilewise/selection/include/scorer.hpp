@@ -105,3 +105,5 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
   }
   sort_pool(c);
 }
+
+#include "lead.hpp"
