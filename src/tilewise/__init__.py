@@ -33,6 +33,7 @@ _PUBLIC = {
     "patch": "tilewise.torch_ops.switch",
     "unpatch": "tilewise.torch_ops.switch",
     "layers": "tilewise.torch_ops.switch",
+    "choose_in_compile": "tilewise.torch_ops.inductor",
     "capture": "tilewise.problems.capture",
     "Predictor": "tilewise.selection.predictor",
     "TilewiseError": "tilewise.errors",
@@ -49,6 +50,7 @@ __all__ = [
     "TilewiseError",
     "__version__",
     "capture",
+    "choose_in_compile",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from tilewise.ops.gemm.problem import GemmProblem
     from tilewise.problems.capture import capture
     from tilewise.selection.predictor import Predictor
+    from tilewise.torch_ops.inductor import choose_in_compile
     from tilewise.torch_ops.switch import layers, patch, unpatch
 
 
