@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +28,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if counts:
         shown = "".join(f"\n  {count:>9,}  {name}" for name, count in sorted(counts.items()))
         terminalreporter.write_line(f"fuzzing tried {counts.total():,} cases{shown}")
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small sound files of every kind; not to be written to."""
+    from material import write_material
+
+    folder = tmp_path_factory.mktemp("material")
+    write_material(folder)
+    return folder

@@ -328,7 +328,7 @@ def _bad_peaks(arch: Arch) -> Iterator[str]:
     elif arch.kind == "cpu":
         # A core's peak is no independent figure: two operations per lane, port and cycle.
         rate = 2e-6 * _issue_rate(arch) * arch.warp_size
-        if abs(arch.peak_tflops["fp32"] / rate - 1) > 0.01:
+        if abs(arch.peak_tflops["fp32"] - rate) > 0.01 * rate:
             yield f"peak_tflops of fp32 is {arch.peak_tflops['fp32']}, the core figures give {rate}"
 
 

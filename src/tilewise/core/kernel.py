@@ -14,6 +14,8 @@ from tilewise.core.identity import digest
 from tilewise.errors import KernelError
 
 Value = int | str | bool
+MOST = 10**18
+"""Numbers of a kernel lie below: as many digits as its name has room for."""
 
 
 def trait(tag: str, choices: Sequence[Value], *, default: Any = MISSING, doc: str = "") -> Any:
@@ -77,6 +79,8 @@ class Kernel(ABC):
                 )
             if type(value) is int and value < 0:
                 raise KernelError(f"{f.name} is {value}; it cannot be negative")
+            if type(value) is int and value >= MOST:
+                raise KernelError(f"{f.name} is {value}; it must be below {MOST:g}")
 
     @property
     def name(self) -> str:

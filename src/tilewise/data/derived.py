@@ -117,6 +117,6 @@ def _work(op: str, text: str) -> tuple[float, float]:
     """FLOPs and bytes of a problem by its JSON."""
     try:
         problem = get_op(op).problem.from_dict(json.loads(text))
-    except (TilewiseError, TypeError, ValueError, RecursionError):
+        return float(problem.flops), float(problem.bytes)
+    except (TilewiseError, TypeError, ValueError, RecursionError, OverflowError):
         return float("nan"), float("nan")
-    return float(problem.flops), float(problem.bytes)

@@ -113,18 +113,32 @@ def conform(table: Any, where: str, columns: Sequence[str]) -> Any:
     """
     import pyarrow as pa
 
-    table = complete(table, columns)
+    table = complete(_sound(table, where), columns)
     known = arrow_schema()
-    schema = pa.schema([known.field(name) for name in columns], metadata=known.metadata)
     found = []
-    for field in schema:
-        if field.name in table.column_names:
-            column = table.column(field.name).cast(field.type)
-            column.validate(full=True)  # text that is not UTF-8, above all
+    for name in columns:
+        if name in table.column_names:
+            found.append(table.column(name))
+        elif len(table) and name in _NEVER_NULL and name not in _DEFAULTS:
+            raise StoreError(f"{where} has {len(table)} rows without {name}")
         else:
-            value = pa.scalar(_DEFAULTS.get(field.name), field.type)
-            column = pa.repeat(value, len(table))
+            value = pa.scalar(_DEFAULTS.get(name), known.field(name).type)
+            found.append(pa.repeat(value, len(table)))
+    schema = pa.schema([known.field(name) for name in columns], metadata=known.metadata)
+    return pa.Table.from_arrays(found, schema=schema)
+
+
+def _sound(table: Any, where: str) -> Any:
+    """The columns that a measurement has, by their types and without gaps where none may be."""
+    import pyarrow as pa
+
+    known = arrow_schema()
+    fields_there = [known.field(name) for name in table.column_names if name in known.names]
+    found = []
+    for field in fields_there:
+        column = table.column(field.name).cast(field.type)
+        column.validate(full=True)  # text that is not UTF-8, above all
         if column.null_count and field.name in _NEVER_NULL:
             raise StoreError(f"{where} has {column.null_count} rows without {field.name}")
         found.append(column)
-    return pa.Table.from_arrays(found, schema=schema)
+    return pa.Table.from_arrays(found, schema=pa.schema(fields_there))

@@ -133,13 +133,18 @@ def _command_lines(text: str, reader: RowReader) -> Iterator[Line]:
                 yield Line(number, line, reason=str(error))
 
 
+def _plain(value: Any) -> Any:
+    """A cell as JSON holds it: dates, bytes and lists become their text."""
+    return value if isinstance(value, str | int | float) else str(value)
+
+
 def _parquet_lines(path: str | Path) -> Iterator[Line]:
     try:
         rows = read_parquet(read_bytes(path)).to_pylist()
     except (FileError, ValueError, OverflowError) as error:  # and of dates beyond Python's
         raise FileError(f"{path} is not a Parquet file: {error}") from None
     for number, row in enumerate(rows, 1):
-        given = {k: v for k, v in row.items() if v is not None}
+        given = {k: _plain(v) for k, v in row.items() if v is not None}
         try:
             # Stores and out-of-fold tables hold the whole problem in one column.
             given |= loads(given.pop("problem", "{}"))

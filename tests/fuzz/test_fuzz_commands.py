@@ -1,0 +1,190 @@
+"""Any words after `tilewise` end with 0, 1 or 2 and without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer
+from fuzzing import fuzz
+from hypothesis import strategies as st
+from spoiling import HOSTILE
+
+from tilewise.cli import main
+from tilewise.cli.app import app
+
+LEFT_OUT = {"demo", "doctor", "problems capture"}
+"""These run kernels, or programs that they are given."""
+
+
+def _verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    if hasattr(command, "commands"):
+        for name, below in command.commands.items():
+            yield from _verbs(below, (*path, name))
+    elif " ".join(path) not in LEFT_OUT:
+        options = [o for p in command.params for o in p.opts if o.startswith("--")]
+        yield path, [o for o in options if o != "--ray"]
+
+
+VERBS = list(_verbs(typer.main.get_command(app)))
+FILES = (
+    *(
+        "store",
+        "model",
+        "p.csv",
+        "p.json",
+        "p.jsonl",
+        "commands.txt",
+        "kernels.json",
+        "config.json",
+    ),
+    *(
+        "bench.json",
+        "model/manifest.json",
+        "model/oof.parquet",
+        "nosuch",
+        "out.csv",
+        "out.h",
+        "new",
+    ),
+    *("loop", "pipe.d", ".", "", "-", "/dev/null", "/proc/self/mem/x", "x" * 300, "a\nb"),
+)
+VALUES = (
+    *("gemm", "conv_fwd", "fp32", "bf16", "nosuch", "x86_avx512", "sm_90:H200", "gfx950", "cpu"),
+    *("1", "0", "-1", "3", "nan", "1e308", "9" * 5000, "M=8", "N=8", "K=8", "M=", "Hi=8", "m=8"),
+    *("quick", "seed=1", "tile_m >= 64", "mr ==", "x" * 20_000, "1 < mr < 9", "label", "all"),
+    *(v for v in HOSTILE if isinstance(v, str) and "\0" not in v),
+)
+words = st.sampled_from(FILES) | st.sampled_from(VALUES)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> list[str]:
+    """A verb with some of its own options and some words."""
+    verb, options = draw(st.sampled_from(VERBS))
+    given: list[str] = [*verb]
+    for option in draw(st.lists(st.sampled_from(options or ["--help"]), max_size=5, unique=True)):
+        given += [option, draw(words)] if draw(st.integers(0, 5)) else [option]
+    given += draw(st.lists(words, max_size=5))
+    return given
+
+
+def likely() -> st.SearchStrategy[list[str]]:
+    """Lines that come far: what each verb wants, with a word or two changed."""
+    problem = ["M=8", "N=8", "K=8"]
+    where = ["--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32"]
+    sound = [
+        ["rank", *where, *problem],
+        ["explain", *where, *problem, "--model", "model"],
+        ["predict", *where, *problem, "--model", "model"],
+        ["evaluate", "model", "store"],
+        ["compare", "model", "model", "store"],
+        ["train", "store", "--op", "gemm", "--arch", "x86_avx512", "--out", "new", "--trees", "2"],
+        ["export-c", "model", "out.h"],
+        ["data", "show", "store"],
+        ["data", "check", "store"],
+        ["data", "merge", "new", "store"],
+        ["data", "export", "store", "out.csv"],
+        ["data", "import", "bench.json", "new", "--op", "gemm", "--arch", "x86_avx512"],
+        ["problems", "import", "p.csv", "--op", "gemm"],
+        ["problems", "coverage", "p.json", "--op", "gemm"],
+        ["kernels", "list", "--op", "gemm", "--arch", "x86_avx512"],
+        ["kernels", "check", "--op", "gemm", "--arch", "x86_avx512", "--file", "kernels.json"],
+        ["sweep", "new", "--problems", "p.csv", "--op", "gemm", "--dtype", "fp32"],
+        ["arch", "show", "sm_90:H200"],
+        ["report", "store", "--out", "out.html"],
+    ]
+
+    @st.composite
+    def changed(draw: st.DrawFn) -> list[str]:
+        line = list(draw(st.sampled_from(sound)))
+        for _ in range(draw(st.integers(0, 2))):
+            at = draw(st.integers(1, len(line) - 1))
+            what = draw(st.sampled_from("rrid"))
+            if what == "d":
+                del line[at]
+            else:
+                line[at : at + (what == "r")] = [draw(words)]
+            if len(line) < 2:
+                break
+        return line + (["--json"] if draw(st.booleans()) else [])
+
+    return changed()
+
+
+@pytest.fixture(scope="module")
+def folder(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder to run in, in which no process is started."""
+    place = tmp_path_factory.mktemp("commands")
+    refused = OSError(1, "this test starts no processes")
+    before = Path.cwd()
+    logging.disable(logging.CRITICAL)
+    with (
+        mock.patch.object(subprocess.Popen, "__init__", side_effect=refused),
+        mock.patch.object(subprocess.Popen, "__del__", lambda self: None),
+        mock.patch("os.fork", side_effect=refused),
+    ):
+        os.chdir(place)
+        yield place
+    os.chdir(before)
+    logging.disable(logging.NOTSET)
+
+
+def laid_out(folder: Path, material: Path) -> None:
+    """The files that words name, as they were."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.copytree(material, folder, dirs_exist_ok=True)
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "pipe.d").mkdir()
+    os.mkfifo(folder / "pipe.d" / "a.parquet")
+    os.mkfifo(folder / "pipe.d" / "manifest.json")
+
+
+def ends_well(line: list[str]) -> None:
+    errors = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["tilewise", *line]),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"M,N,K\n8,8,8\n"))),
+        contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")),
+        contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert ended.value.code in (0, 1, 2), errors.getvalue()
+    assert "Traceback" not in errors.getvalue()
+    assert ended.value.code != 2 or errors.getvalue().startswith("tilewise: ")
+
+
+@fuzz(120, line=lines())
+def test_any_words(folder: Path, material: Path, line: list[str]) -> None:
+    laid_out(folder, material)
+    ends_well(line)
+
+
+@fuzz(80, line=likely())
+def test_sound_lines_with_a_word_changed(folder: Path, material: Path, line: list[str]) -> None:
+    laid_out(folder, material)
+    ends_well(line)
+
+
+def test_the_sound_lines_are_sound(folder: Path, material: Path) -> None:
+    """Else the test above would not come far."""
+    laid_out(folder, material)
+    for line in (["data", "check", "store"], ["evaluate", "model", "store"]):
+        with (
+            mock.patch.object(sys, "argv", ["tilewise", *line]),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+        assert ended.value.code == 0, line
