@@ -16,11 +16,13 @@ from tilewise.core.arch import load_arch
 from tilewise.errors import InputError, KernelError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.conv import gpu_work
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.triton import FAMILIES, OPS, TritonConvKernel, cut, why_unusable
 from tilewise.ops.conv.launch import default_strides, launch, representative, strides_of
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.launch import Step, Zero
+from tilewise.selection.shortlist import fair
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -211,3 +213,42 @@ def test_impossible_kernels_are_refused(traits: dict[str, Any], words: str) -> N
     values = {"family": "implicit", "tile_m": 64, "tile_n": 64, "tile_k": 32, "dtype": "bf16"}
     with pytest.raises(KernelError, match=words):
         TritonConvKernel(op_name="conv_fwd", **{**values, **traits})
+
+
+def test_a_shortlist_gives_every_family_its_turn() -> None:
+    ranked = [kernel("conv_fwd", "implicit", m, n, 64) for m in (64, 128) for n in (32, 64, 128)]
+    ranked += [kernel("conv_fwd", "packed", 64, 64, 64), kernel("conv_fwd", "direct", 16, 64, 1)]
+    few = fair(ranked, 4)
+    assert {k.family for k in few} == {"implicit", "packed", "direct"} and len(few) == 4
+    assert few[0] == ranked[0] and fair(ranked, 20)[: len(few)] != ranked[: len(few)]
+    assert set(fair(ranked, 20)) == set(ranked)
+
+
+def test_the_analytic_ranking_fits_families_to_layers() -> None:
+    """Without a model: families for a layer's class come first, the vendor where none fits."""
+    from tilewise.ops.roofline import estimates_us
+    from tilewise.ops.vendor import VendorKernel
+
+    device = load_arch("sm_90:H200")
+
+    def first(direction: str, name: str) -> str:
+        problem = ConvProblem(direction=direction, dtype="bf16", **LAYERS[name])
+        op = get_op(problem.op)
+        legal = [
+            k for k in load_pool(op, device, ["triton"]) if why_unusable(k, problem, device) is None
+        ]
+        legal.append(VendorKernel(op_name=problem.op, library="torch"))  # type: ignore[arg-type]
+        best = legal[int(estimates_us(legal, problem, device).argmin())]
+        return str(getattr(best, "family", "vendor"))
+
+    assert first("fwd", "dense") == first("bwd_weight", "dense") == "vendor"
+    assert first("fwd", "depthwise") == first("bwd_data", "depthwise") == "direct"
+    assert first("fwd", "grouped") in ("merged", "direct")
+
+
+def test_every_gpu_family_is_described_once() -> None:
+    described = [*gpu_work.TAPS, *gpu_work.PACKED, *gpu_work.HALO, *gpu_work.MERGED]
+    described += [*gpu_work.VECTOR, *gpu_work.STREAM]
+    assert len(set(described)) == len(described)
+    own = [kind for kind in get_op("conv_fwd").kernel_types if kind.engine in ("triton", "cuda")]
+    assert {family for kind in own for family in kind.families()} <= set(described)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +28,19 @@ from tilewise.selection.selector import why_foreign
 DOUBT = 0.15
 """Octaves by which each expectation is moved at random, about as far as models err: kernels that
 a model takes for slower than they are get their turn, too."""
+
+
+def fair(ranked: Sequence[Kernel], count: int) -> list[Kernel]:
+    """The first `count` of a ranking, half of them dealt out to the families in turn.
+
+    Estimates compare tiles of one family better than families with each other.
+    """
+    families: dict[str, list[Kernel]] = {}
+    for kernel in ranked:
+        families.setdefault(str(getattr(kernel, "family", kernel.engine)), []).append(kernel)
+    turns = (own[turn] for turn in range(count) for own in families.values() if turn < len(own))
+    kept = list(islice(turns, max(count // 2, min(count, len(families)))))
+    return list(dict.fromkeys([*kept, *ranked]))[:count]
 
 
 class Shortlist:
@@ -66,13 +80,12 @@ class Shortlist:
         seed = hashlib.sha256(problem.key.encode()).digest()[:8]
         random = np.random.default_rng(int.from_bytes(seed, "little"))
         expected = np.log2(ranker.predict_us(problem, pool, arch))
-        left = self.count
-        for at in np.argsort(expected + DOUBT * random.standard_normal(len(pool)), kind="stable"):
-            if self._why(pool[at], problem, arch) is None:
-                yield pool[at]
-                left -= 1
-                if not left:
-                    return
+        order = np.argsort(expected + DOUBT * random.standard_normal(len(pool)), kind="stable")
+        legal = (pool[at] for at in order if self._why(pool[at], problem, arch) is None)
+        if ranker.path == "analytic":
+            yield from fair(list(legal), self.count)
+        else:
+            yield from islice(legal, self.count)
 
     def _pool(self, problem: Problem, arch: Arch) -> tuple[tuple[Kernel, ...], Ranker]:
         """The kernels made for the problem's dtype, and who ranks them."""

@@ -89,7 +89,7 @@ TIME_HELPERS = {
     # Blocks that share a multiprocessor share its rates; a block alone is bound by latency.
     "together": "min(resident, ceil_div(tiles, units))",
     "rounds": "ceil_div(tiles, units * together)",
-    "l2_gb_s": f"a_memory_gb_s * (1.5 if {_one_of(POINTER)} else 3)",
+    "l2_gb_s": f"a_memory_gb_s * (1.1 if is_vector else 1.5 if {_one_of(POINTER)} else 3)",
     "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
     "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
@@ -103,7 +103,7 @@ TIME_HELPERS = {
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
     # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a
     # multiple of the time of one pass over the data in small groups, more so with every tap.
-    "vendor_us": "a_launch_us / 2 + (traffic_us * (1.5 + 0.17 * taps) if is_depthwise_layer "
+    "vendor_us": "a_launch_us / 2 + (traffic_us * (0.6 + 0.16 * taps) if is_depthwise_layer "
     "else traffic_us * (4 if max(group_c, group_k) <= 16 else 3) if is_small_group_layer "
     f"else max(flops / (peak_tflops * 680000) if {_WEIGHT} else 1.25 * library_us, traffic_us) "
     "* (1.5 if is_volume and taps > 1 else 1))",

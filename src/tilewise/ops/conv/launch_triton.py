@@ -52,18 +52,18 @@ class Call:
         else:
             self.give(name, "i32", value)
 
-    def counted(self, name: str, value: int, item: int) -> None:
-        """A number of channels: what divides it bounds how wide loads can be."""
+    def counted(self, name: str, value: int, by: int) -> None:
+        """A number of channels, a multiple of `by`, which bounds how wide loads can be."""
         if value == 1:
             self.constants[name] = 1
         else:
-            self.give(name, "i32", value, _multiple(value, item))
+            self.give(name, "i32", value, by)
 
-    def stride(self, name: str, value: int, item: int, kind: str = "i64") -> None:
-        if value in (0, 1):
-            self.constants[name] = value
+    def stride(self, name: str, value: int, by: int, kind: str = "i64") -> None:
+        if value == 1:
+            self.constants[name] = 1
         else:
-            self.give(name, kind, value, _multiple(value, item))
+            self.give(name, kind, value, by)
 
     def step(self, function: str, grid: tuple[int, int, int], warps: int, stages: int) -> Step:
         source = Source(
@@ -82,9 +82,13 @@ class Call:
         )
 
 
-def _multiple(value: int, item: int) -> int:
-    """What wide loads, or the shortest asynchronous ones, may take a number to be a multiple of."""
-    return next(by for by in (16 // item, max(1, 4 // item), 1) if value % by == 0)
+def _multiple(item: int, *values: int) -> int:
+    """What wide loads, or the shortest asynchronous ones, may take all of these to be multiples of.
+
+    One answer for all of a tensor's strides and channels: each is compiled on its own.
+    """
+    every = gcd(*(value for value in values if value != 1))
+    return next(by for by in (16 // item, max(1, 4 // item), 1) if every % by == 0)
 
 
 class Room(NamedTuple):
@@ -166,21 +170,22 @@ def _pixels_step(
         ("images", p.n),
     ):
         call.number(name, value, fixed=name == "slices" and not is_cut)
-    item = element(p.dtype).bytes
     source, result = channels(p)
-    call.counted("source_channels", source, item)
-    call.counted("result_channels", result, item)
-    call.number("groups", p.g, fixed=p.g == 1)
+    read = _multiple(element(p.dtype).bytes, source, *strides[0], *strides[1])
+    written = _multiple(element(p.out_dtype).bytes, result, *strides[2])
+    _channels(call, kernel, p, c, read, written)
     _geometry(call, p, is_back)
-    out_item = element(p.out_dtype).bytes
-    _tensor(call, "src", strides[0], item)
+    _tensor(call, "src", strides[0], read)
     k, c_in, *taps = strides[1]
-    call.stride("filt_group", k * (source if is_back else result), item, "i32")
-    call.stride("filt_out", c_in if is_back else k, item, "i32")
-    call.stride("filt_in", k if is_back else c_in, item, "i32")
+    group = k * (source if is_back else result)
+    if kernel.family != "direct":
+        call.stride("filt_tile", c.merged * group, read, "i32")
+    call.stride("filt_group", group, read, "i32")
+    call.stride("filt_out", c_in if is_back else k, read, "i32")
+    call.stride("filt_in", k if is_back else c_in, read, "i32")
     for dim, stride in zip(DIMS, taps, strict=True):
-        call.stride(f"filt_{dim}", stride, item, "i32")
-    _tensor(call, "out", strides[2], out_item)
+        call.stride(f"filt_{dim}", stride, read, "i32")
+    _tensor(call, "out", strides[2], written)
     call.constants |= {
         "BACKWARD": is_back,
         "NDIM": p.ndim,
@@ -197,11 +202,23 @@ def _pixels_step(
     return call.step(function, grid, kernel.warps, kernel.stages)
 
 
+def _channels(
+    call: Call, kernel: TritonConvKernel, p: ConvProblem, c: Cut, read: int, written: int
+) -> None:
+    """Channels of a group, of a tile, and how many groups there are."""
+    source, result = channels(p)
+    call.counted("source_channels", source, read)
+    call.counted("result_channels", result, written)
+    if kernel.family != "direct":
+        call.counted("lanes_in", c.merged * source, read)
+        call.counted("lanes_out", c.merged * result, written)
+    call.number("groups", p.g)
+
+
 def _product(kernel: TritonConvKernel, c: Cut, is_even: bool) -> dict[str, Any]:
     """Constants of kernels that multiply matrices."""
     return {
         "MODE": MODES[kernel.family],
-        "MERGED": c.merged,
         "BK": kernel.tile_k,
         "EVEN_C": is_even,
         "CUT": c.slices > 1,
@@ -233,9 +250,9 @@ def _geometry(call: Call, p: ConvProblem, is_back: bool, *, is_filter: bool = Fa
         ("source", source, False),
         ("result", result, False),
         ("taps", (p.z, p.y, p.x), p.taps == 1),
-        ("stride", strides, is_unit),
+        ("stride", strides, is_unit and is_back),
         ("pad", (p.pad_d, p.pad_h, p.pad_w), False),
-        ("gap", gaps, set(gaps) == {1}),
+        ("gap", gaps, False),
     ]
     if not is_filter:
         is_moot = not is_back or is_unit
@@ -248,9 +265,10 @@ def _geometry(call: Call, p: ConvProblem, is_back: bool, *, is_filter: bool = Fa
             call.number(f"{name}_{dim}", value, fixed=is_fixed or at < 3 - p.ndim)
 
 
-def _tensor(call: Call, name: str, strides: Strides, item: int, first: str = "n") -> None:
+def _tensor(call: Call, name: str, strides: Strides, by: int, first: str = "n") -> None:
+    """Strides, multiples of `by` where they are not 1; those of absent dimensions are 0."""
     for axis, stride in zip((first, "c", *DIMS), strides, strict=True):
-        call.stride(f"{name}_{axis}", stride, item)
+        call.stride(f"{name}_{axis}", stride, by)
 
 
 def _add_pixels(
@@ -271,7 +289,7 @@ def _add_pixels(
         call.number(name, value)
     for at, (dim, size) in enumerate(zip(DIMS, sizes, strict=True)):
         call.number(f"result_{dim}", size, fixed=at < 3 - p.ndim)
-    _tensor(call, "out", strides, element(p.out_dtype).bytes)
+    _tensor(call, "out", strides, _multiple(element(p.out_dtype).bytes, count, *strides))
     call.constants |= {**ADDING, "NDIM": p.ndim, "ACT": e.activation}
     grid = (-(-pixels // ADDING["BM"]) * columns, 1, 1)
     return call.step("add_pixels", grid, ADDING_WARPS, 2)
@@ -307,15 +325,14 @@ def _filter_step(
         ("pixels", p.out_pixels),
     ):
         call.number(name, value, fixed=name == "slices" and not is_cut)
-    item = element(p.dtype).bytes
     source, result = channels(p)
-    call.counted("source_channels", source, item)
-    call.counted("result_channels", result, item)
-    call.number("groups", p.g, fixed=p.g == 1)
+    item = element(p.dtype).bytes
+    read, grad = _multiple(item, source, *strides[0]), _multiple(item, result, *strides[1])
+    _channels(call, kernel, p, c, read, grad)
     _geometry(call, p, False, is_filter=True)
-    _tensor(call, "src", strides[0], item)
-    _tensor(call, "grad", strides[1], item)
-    _tensor(call, "out", strides[2], element(p.out_dtype).bytes, "k")
+    _tensor(call, "src", strides[0], read)
+    _tensor(call, "grad", strides[1], grad)
+    _tensor(call, "out", strides[2], 1, "k")
     call.constants |= {
         "NDIM": p.ndim,
         "BM": kernel.tile_m,
@@ -346,7 +363,7 @@ def _add_filter(p: ConvProblem, arch: Arch, strides: Strides, by: int, slices: i
         call.number(name, value)
     for at, (name, value) in enumerate((("taps_h", p.y), ("taps_w", p.x)), 1):
         call.number(name, value, fixed=p.taps == 1 or at < 3 - p.ndim)
-    _tensor(call, "out", strides, element(p.out_dtype).bytes, "k")
+    _tensor(call, "out", strides, 1, "k")
     call.constants |= {**ADDING, "NDIM": p.ndim}
     grid = (-(-p.filter_elements // ADDING["BN"]), 1, 1)
     return call.step("add_filter", grid, ADDING_WARPS, 2)

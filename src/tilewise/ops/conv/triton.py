@@ -11,8 +11,9 @@ every tap that counts falls on a pixel, so no product is with an inserted zero.
 
 Strides are in elements, offsets of pixels in 64 bits. NDIM leaves out dimensions of size one. MODE
 says how the reduction over taps and channels is walked: `taps` one tap at a time, `packed` over
-both in one row, for few channels, `merged` over the channels of MERGED groups side by side, whose
-foreign products are zeroed in the filter.
+both in one row, for few channels, `merged` over the channels of several groups side by side, whose
+foreign products are zeroed in the filter. A tile has `lanes_in` channels of the source and
+`lanes_out` of the result: those of a group, or of all that are merged.
 
 A reduction that is CUT leaves fp32 sums in `work`, a slice each, or added up in one (ATOMIC).
 """
@@ -141,12 +142,13 @@ def leave_pixels(
 @triton.jit
 def conv_pixels(
     src, filt, out, bias, residual, work, sums, tiles_m, tiles_n, pieces, slices, images,
-    source_channels, result_channels, groups, source_d, source_h, source_w,
+    source_channels, result_channels, lanes_in, lanes_out, groups, source_d, source_h, source_w,
     result_d, result_h, result_w, taps_d, taps_h, taps_w, stride_d, stride_h, stride_w,
     pad_d, pad_h, pad_w, gap_d, gap_h, gap_w, common_d, common_h, common_w,
     inverse_d, inverse_h, inverse_w, src_n, src_c, src_d, src_h, src_w,
-    filt_group, filt_out, filt_in, filt_d, filt_h, filt_w, out_n, out_c, out_d, out_h, out_w,
-    BACKWARD: tl.constexpr, MODE: tl.constexpr, MERGED: tl.constexpr, NDIM: tl.constexpr,
+    filt_tile, filt_group, filt_out, filt_in, filt_d, filt_h, filt_w,
+    out_n, out_c, out_d, out_h, out_w,
+    BACKWARD: tl.constexpr, MODE: tl.constexpr, NDIM: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_C: tl.constexpr, CUT: tl.constexpr, ATOMIC: tl.constexpr, ACT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -177,14 +179,12 @@ def conv_pixels(
     live = m < pixels
     n, d, h, w = pixel_at(tl.where(live, m, 0), size_d, size_h, size_w, NDIM)
     from_d, from_h, from_w = d * step_d + base_d, h * step_h + base_h, w * step_w + base_w
-    lanes_in = source_channels * MERGED
-    lanes_out = result_channels * MERGED
     lane = col * BN + tl.arange(0, BN)
     channel = group * lanes_out + lane
     is_channel = (lane < lanes_out) & (channel < groups * result_channels)
     own = src + (group * lanes_in).to(tl.int64) * src_c
     own += offset_of(n, from_d, from_h, from_w, src_n, src_d, src_h, src_w, NDIM)[:, None]
-    weights = filt + group.to(tl.int64) * (MERGED * filt_group)
+    weights = filt + group.to(tl.int64) * filt_tile
     weights += tap_d * filt_d + tap_h * filt_h + tap_w * filt_w
     if MODE == "merged":
         group_out = lane // result_channels
@@ -407,19 +407,17 @@ def finish_filter(
 @triton.jit
 def conv_filter(
     src, grad, out, work, tiles_m, tiles_n, pieces, slices, pixels,
-    source_channels, result_channels, groups, source_d, source_h, source_w,
+    source_channels, result_channels, lanes_in, lanes_out, groups, source_d, source_h, source_w,
     result_d, result_h, result_w, taps_d, taps_h, taps_w, stride_d, stride_h, stride_w,
     pad_d, pad_h, pad_w, gap_d, gap_h, gap_w, src_n, src_c, src_d, src_h, src_w,
     grad_n, grad_c, grad_d, grad_h, grad_w, out_k, out_c, out_d, out_h, out_w,
-    MODE: tl.constexpr, MERGED: tl.constexpr, NDIM: tl.constexpr, BM: tl.constexpr,
+    MODE: tl.constexpr, NDIM: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, EVEN_C: tl.constexpr,
     CUT: tl.constexpr, ATOMIC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BM filters by BN of their (tap, channel) entries, summed over a slice of the pixels."""
     part = tl.program_id(0) // pieces
     group, row, col = place(tl.program_id(0) % pieces, tiles_m, tiles_n, GROUP_M)
-    lanes_in = source_channels * MERGED
-    lanes_out = result_channels * MERGED
     taps = taps_d * taps_h * taps_w
     k = row * BM + tl.arange(0, BM)
     e = tl.arange(0, BN)
