@@ -17,6 +17,7 @@ __all__ = ["Epilogue", "default_strides", "launch", "representative", "strides_o
 
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
+    ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""

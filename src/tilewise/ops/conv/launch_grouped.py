@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewise.core.arch import Arch
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.grouped import (
@@ -17,6 +19,7 @@ from tilewise.ops.conv.kernels.grouped import (
 from tilewise.ops.conv.patches import (
     Argument,
     check_epilogue,
+    corners,
     cuda_step,
     finishing,
     finishing_pointers,
@@ -46,6 +49,14 @@ def launch_grouped(
     return Launch(steps=(_pixels(kernel, problem, arch, strides, is_aligned, epilogue),))
 
 
+def representative(kernel: GroupedConvKernel) -> ConvProblem:
+    """A 3x3 layer of groups that share products, or of groups that need not."""
+    sizes: dict[str, Any] = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
+    sizes |= {"c": 256, "k": 256, "g": 64 if kernel.spreads_nonfinite else 16}
+    direction = kernel.op.removeprefix("conv_")
+    return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)
+
+
 def _constants(kernel: GroupedConvKernel, p: ConvProblem) -> dict[str, int | str]:
     return {
         **geometry(p),
@@ -57,21 +68,6 @@ def _constants(kernel: GroupedConvKernel, p: ConvProblem) -> dict[str, int | str
         "STAGES": kernel.stages,
         "BLOCKS": kernel.blocks,
     }
-
-
-def corners(p: ConvProblem, dim: str) -> tuple[int, int, int]:
-    """Along `dim`: where the first patch and the first tile begin, and how many places there are.
-
-    Backward, places are those of the padded image by phases, from the first that is not padding.
-    """
-    pad, stride = getattr(p, f"pad_{dim}"), getattr(p, f"stride_{dim}")
-    if p.direction != "bwd_data":
-        return -pad, 0, getattr(p, f"out_{dim}")
-    taps, dilation = getattr(p, {"d": "z", "h": "y", "w": "x"}[dim]), getattr(p, f"dilation_{dim}")
-    first = pad // stride
-    shifts = -(-taps // stride)
-    places = -(-(getattr(p, dim) + pad) // stride) - first
-    return first - (shifts - 1) * dilation, first * stride - pad, places
 
 
 def _pixels(

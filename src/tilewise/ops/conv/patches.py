@@ -33,10 +33,16 @@ class Image:
     w: int
     c: int
     pitch: int
+    row: int
+    """Elements from one row to the next."""
 
     def pitches(self) -> tuple[int, int, int, int]:
         """Elements from one image, plane, row and pixel to the next."""
-        return self.pitch, self.h * self.w * self.c, self.w * self.c, self.c
+        return self.pitch, self.h * self.row, self.row, self.c
+
+    def as_rows(self) -> Image:
+        """Images of one row as the rows of one image, wherever they lie."""
+        return replace(self, n=1, h=self.n, row=self.pitch, pitch=self.n * self.pitch)
 
     def map(
         self, box: tuple[int, int, int, int], steps: tuple[int, int, int] = (1, 1, 1)
@@ -70,9 +76,62 @@ def images(
             raise KernelError(
                 f"images lie {pitches[at]} elements apart; TMA copies want a multiple of 16 bytes"
             )
-    x = Image(tensor=x_at, dtype=p.dtype, n=p.n, d=p.d, h=p.h, w=p.w, c=p.c, pitch=pitches[x_at])
-    y = replace(x, tensor=y_at, d=p.out_d, h=p.out_h, w=p.out_w, c=p.k, pitch=pitches[y_at])
+    x = Image(
+        tensor=x_at,
+        dtype=p.dtype,
+        n=p.n,
+        d=p.d,
+        h=p.h,
+        w=p.w,
+        c=p.c,
+        pitch=pitches[x_at],
+        row=p.w * p.c,
+    )
+    y = replace(
+        x,
+        tensor=y_at,
+        d=p.out_d,
+        h=p.out_h,
+        w=p.out_w,
+        c=p.k,
+        pitch=pitches[y_at],
+        row=p.out_w * p.k,
+    )
     return x, y
+
+
+def corners(p: ConvProblem, dim: str) -> tuple[int, int, int]:
+    """Along `dim`: where the first patch and the first tile begin, and how many places there are.
+
+    Backward, places are those of the padded image by phases, from the first that is not padding.
+    """
+    pad, stride = getattr(p, f"pad_{dim}"), getattr(p, f"stride_{dim}")
+    if p.direction != "bwd_data":
+        return -pad, 0, getattr(p, f"out_{dim}")
+    first, shifts = pad // stride, -(-getattr(p, TAPS[dim]) // stride)
+    places = -(-(getattr(p, dim) + pad) // stride) - first
+    return first - (shifts - 1) * getattr(p, f"dilation_{dim}"), first * stride - pad, places
+
+
+def extent(p: ConvProblem, dim: str, tile: int) -> int:
+    """Places of a patch that `tile` places of the result (backward, of its phases) read."""
+    is_back, stride = p.direction == "bwd_data", getattr(p, f"stride_{dim}")
+    taps = getattr(p, TAPS[dim])
+    shifts = -(-taps // stride) if is_back else taps
+    step = 1 if is_back else stride
+    return int((tile - 1) * step + (shifts - 1) * getattr(p, f"dilation_{dim}") + 1)
+
+
+def why_not_backward(p: ConvProblem) -> str | None:
+    """What the phases of a gradient cannot be cut by, or None."""
+    if p.direction != "bwd_data":
+        return None
+    if p.stride_d > 1:
+        return "backward it takes no stride in depth"
+    for dim in "hw":
+        if getattr(p, f"stride_{dim}") > 1 and getattr(p, f"dilation_{dim}") > 1:
+            return f"backward it takes no stride with dilation along {dim}"
+    return None
 
 
 def outer_pitches(

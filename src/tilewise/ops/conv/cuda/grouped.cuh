@@ -22,7 +22,7 @@
 // and of the result), FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, TILE_H, TILE_W, STAGES, BLOCKS,
 // BIAS, RESIDUAL, ACTIVATION.
 #pragma once
-#include "cuda/epilogue.cuh"
+#include "conv/cuda/patches.cuh"
 #include "cuda/ring.cuh"
 
 constexpr int taps = FILTER_D * FILTER_H * FILTER_W;
@@ -33,27 +33,6 @@ constexpr int steps = READ_GROUP > 16 ? READ_GROUP / 16 : 1;  // of 16 channels 
 static_assert(READ_GROUP == WRITTEN_GROUP || READ_GROUP % 16 + WRITTEN_GROUP % 16 == 0,
               "a product of 16 channels reads whole products of 16");
 
-// What one dimension of the patch means for the result; see the top.
-template <int Taps, int Stride, int Dilation>
-struct Axis {
-  static constexpr int phases = BACKWARD ? Stride : 1;
-  static constexpr int shifts = BACKWARD ? (Taps + Stride - 1) / Stride : Taps;
-  static constexpr int step = BACKWARD ? 1 : Stride;  // patch pixels between pixels of the result
-  static constexpr int reach = (shifts - 1) * Dilation;
-  static constexpr int open = reach / step + 1;  // places of the result that are open at a time
-  static DEVICE constexpr int patch(int tile) { return (tile - 1) * step + reach + 1; }
-  static DEVICE constexpr int phase(int tap) { return BACKWARD ? tap % Stride : 0; }
-  static DEVICE constexpr int shift(int tap) { return BACKWARD ? tap / Stride : tap; }
-  // Where a shift reads, from the first place that the result's place can read.
-  static DEVICE constexpr int offset(int shift) {
-    return (BACKWARD ? shifts - 1 - shift : shift) * Dilation;
-  }
-  // The place of the result that place `at` of the patch feeds through a tap, or -1.
-  static DEVICE constexpr int fed(int at, int tap, int tile) {
-    const int from = at - offset(shift(tap));
-    return from >= 0 && from % step == 0 && from / step < tile ? from / step : -1;
-  }
-};
 using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D>;
 using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H>;
 using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W>;
@@ -79,10 +58,6 @@ struct Tiles {
     const int line = tile / across, plane = line / down;
     return {tile % across * TILE_W, line % down * TILE_H, plane % deep, plane / deep};
   }
-};
-
-struct Corner {
-  int d, h, w;
 };
 
 DEVICE void load(const StageRing& ring, u32 stages, const TensorMap* image, const Tiles& tiles,
@@ -123,24 +98,6 @@ struct Filter {
               is_inside ? pair[0].bits | (u32)pair[next].bits << 16 : 0;
         }
     }
-  }
-};
-
-// What becomes of the sums: where the tile lies in the result, and what is added.
-struct Result {
-  const ELEMENT* bias;
-  const ELEMENT* residual;
-  int channels, depth, height, width;
-  i64 pitch_n, pitch_d, pitch_h, pitch_w;
-
-  // One sum of a channel at a pixel.
-  DEVICE float finished(float sum, int channel, int n, int d, int h, int w) const {
-    if constexpr (!BIAS && !RESIDUAL && ACTIVATION == ACTIVATION_NONE) return sum;
-    const bool is_inside = channel < channels && h >= 0 && h < height && w >= 0 && w < width &&
-                           d >= 0 && d < depth;
-    if (!is_inside) return 0.f;
-    const i64 at = n * pitch_n + d * pitch_d + h * pitch_h + w * pitch_w + channel;
-    return finish<ELEMENT, BIAS, RESIDUAL, ACTIVATION>(sum, bias, residual, channel, at);
   }
 };
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.patches import extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
 OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
@@ -102,18 +103,8 @@ def read_channels(p: ConvProblem) -> int:
 
 def patch(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
     """Pixels that a tile reads: depth, height, width."""
-    is_back = p.direction == "bwd_data"
-
-    def extent(tile: int, taps: int, stride: int, dilation: int) -> int:
-        shifts = -(-taps // stride) if is_back else taps
-        return (tile - 1) * (1 if is_back else stride) + (shifts - 1) * dilation + 1
-
-    deep = 1 if k.is_weight else extent(1, p.z, p.stride_d, p.dilation_d)
-    return (
-        deep,
-        extent(k.tile_h, p.y, p.stride_h, p.dilation_h),
-        extent(k.tile_w, p.x, p.stride_w, p.dilation_w),
-    )
+    deep = 1 if k.is_weight else extent(p, "d", 1)
+    return deep, extent(p, "h", k.tile_h), extent(p, "w", k.tile_w)
 
 
 def written(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
@@ -182,12 +173,9 @@ def _why_not_typed(k: GroupedConvKernel, p: ConvProblem) -> str | None:
 
 
 def _why_not_sized(k: GroupedConvKernel, p: ConvProblem, arch: Arch) -> str | None:
-    if p.direction == "bwd_data":
-        if p.stride_d > 1:
-            return "backward it takes no stride in depth"
-        for dim in "hw":
-            if getattr(p, f"stride_{dim}") > 1 and getattr(p, f"dilation_{dim}") > 1:
-                return f"backward it takes no stride with dilation along {dim}"
+    reason = why_not_backward(p)
+    if reason:
+        return reason
     if max(*patch(k, p), *written(k, p)) > MOST_BOX:
         return f"a patch is longer than TMA's {MOST_BOX} pixels"
     if max(p.in_pixels, p.out_pixels, p.filter_elements) >= 2**31 - 2**16:

@@ -1,0 +1,154 @@
+"""Launches of CUDA kernels for depthwise convolutions on the matrix units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewise.core.arch import Arch
+from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
+from tilewise.ops.conv.kernels.depthwise import (
+    DepthwiseConvKernel,
+    as_rows,
+    patch,
+    smem_bytes,
+    written,
+)
+from tilewise.ops.conv.patches import (
+    Argument,
+    Image,
+    check_epilogue,
+    corners,
+    cuda_step,
+    finishing,
+    finishing_pointers,
+    geometry,
+    images,
+    outer_pitches,
+    sum_step,
+    walkers,
+)
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.strides import Strides
+from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+
+
+def launch_depthwise(
+    kernel: DepthwiseConvKernel,
+    problem: ConvProblem,
+    arch: Arch,
+    strides: tuple[Strides, Strides, Strides],
+    is_aligned: bool,
+    epilogue: Epilogue,
+) -> Launch:
+    """One step over pixels; for the filter's gradient slices and a second step that adds them."""
+    check_epilogue(epilogue, problem.direction)
+    x, y = images(problem, strides, is_aligned)
+    if problem.ndim == 1:
+        x, y = x.as_rows(), y.as_rows()
+    rows, pitches = as_rows(problem), outer_pitches(problem, strides)
+    if kernel.is_weight:
+        return _weight(kernel, rows, arch, x, y, pitches[OUT])
+    source, target = (y, x) if problem.direction == "bwd_data" else (x, y)
+    return Launch(steps=(_pixels(kernel, rows, source, target, pitches[SECOND], epilogue),))
+
+
+def representative(kernel: DepthwiseConvKernel) -> ConvProblem:
+    """A 3x3 layer."""
+    sizes: dict[str, Any] = {"n": 32, "c": 96, "k": 96, "g": 96, "h": 56, "w": 56, "y": 3, "x": 3}
+    direction = kernel.op.removeprefix("conv_")
+    return ConvProblem(direction=direction, dtype=kernel.dtype, pad_h=1, pad_w=1, **sizes)
+
+
+def _constants(kernel: DepthwiseConvKernel, p: ConvProblem) -> dict[str, int | str]:
+    return {
+        **geometry(p),
+        "ELEMENT": p.dtype,
+        "TILE_H": kernel.tile_h,
+        "TILE_W": kernel.tile_w,
+        "CHANNELS": kernel.channels,
+        "BLOCKS": kernel.blocks,
+    }
+
+
+def _pixels(
+    kernel: DepthwiseConvKernel,
+    p: ConvProblem,
+    source: Image,
+    target: Image,
+    filter_pitch: int,
+    epilogue: Epilogue,
+) -> Step:
+    (patch_d, tile_d, deep), (patch_h, tile_h, down), (patch_w, tile_w, across) = (
+        corners(p, dim) for dim in "dhw"
+    )
+    tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
+    blocks = -(-p.c // kernel.channels)
+    arguments: dict[str, Argument] = {
+        "image": source.map((*patch(kernel, p), kernel.channels)),
+        "stored": target.map((*written(kernel, p), kernel.channels)),
+        "weights": Pointer(tensor=SECOND),
+        **finishing_pointers(epilogue),
+        "filter_pitch": filter_pitch,
+        "channels": p.c,
+        "channel_blocks": blocks,
+        "tiles_w": tiles_w,
+        "tiles_h": tiles_h,
+        "tiles_d": deep,
+        "patch_corner_d": patch_d,
+        "patch_corner_h": patch_h,
+        "patch_corner_w": patch_w,
+        "corner_d": tile_d,
+        "corner_h": tile_h,
+        "corner_w": tile_w,
+        "depth": target.d,
+        "height": target.h,
+        "width": target.w,
+        **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
+    }
+    constants = _constants(kernel, p) | finishing(epilogue)
+    constants["BACKWARD"] = int(p.direction == "bwd_data")
+    return cuda_step(
+        "depthwise",
+        "depthwise",
+        arguments,
+        constants,
+        grid=(blocks * tiles_w * tiles_h * deep * p.n, 1, 1),
+        threads=32 * kernel.warps,
+        smem_bytes=smem_bytes(kernel, p),
+    )
+
+
+def _weight(
+    kernel: DepthwiseConvKernel, p: ConvProblem, arch: Arch, x: Image, y: Image, pitch: int
+) -> Launch:
+    tiles_w, tiles_h = -(-p.out_w // kernel.tile_w), -(-p.out_h // kernel.tile_h)
+    tiles = p.n * p.out_d * tiles_h * tiles_w
+    columns = -(-p.c // kernel.channels)
+    blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
+    slices = 1 if kernel.atomic else blocks
+    arguments: dict[str, Argument] = {
+        "image": x.map((*patch(kernel, p), kernel.channels)),
+        "result": y.map((1, kernel.tile_h, kernel.tile_w, kernel.channels)),
+        "slices": Scratch(offset=0),
+        "slice_size": p.filter_elements,
+        "channels": p.c,
+        "tiles_w": tiles_w,
+        "tiles_h": tiles_h,
+        "tiles_d": p.out_d,
+        "tile_count": tiles,
+        "pad_d": p.pad_d,
+        "pad_h": p.pad_h,
+        "pad_w": p.pad_w,
+    }
+    step = cuda_step(
+        "depthwise_weight",
+        "depthwise_weight",
+        arguments,
+        _constants(kernel, p) | {"ATOMIC": int(kernel.atomic), "STAGES": kernel.stages},
+        grid=(columns, blocks, p.z),
+        threads=32 * kernel.warps,
+        smem_bytes=smem_bytes(kernel, p),
+    )
+    room = 4 * slices * p.filter_elements
+    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
+    return Launch(steps=(*clear, step, sum_step(p, slices, pitch)), workspace_bytes=room)
