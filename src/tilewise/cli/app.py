@@ -30,7 +30,7 @@ from tilewise.cli import (
 app = typer.Typer(
     name="tilewise",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
