@@ -17,6 +17,8 @@ __all__ = ["Epilogue", "default_strides", "launch", "representative", "strides_o
 
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
+    **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather")},
+    ("cuda", "halo"): "launch_halo",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
 }

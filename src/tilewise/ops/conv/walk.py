@@ -31,6 +31,11 @@ class Axis:
     every: int = 1
     """Pixels in the result: where the first lies, and how far apart they are."""
 
+    @property
+    def rim(self) -> int:
+        """How far the last tap lies from the first."""
+        return (self.taps - 1) * self.reach
+
     def upper(self, extent: int) -> int:
         """Where the last window's corner lies, counted from the end of an image that is read."""
         return self.corner + (self.size - 1) * self.stride + 1 - extent

@@ -18,6 +18,7 @@
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
 // BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, BLOCKS; gathering VECTOR besides.
 #pragma once
+#include "conv/cuda/schedule.cuh"
 #include "conv/cuda/store.cuh"
 #include "conv/cuda/walk.cuh"
 #include "cuda/ring.cuh"
@@ -45,34 +46,7 @@ static_assert(!PINGPONG || MATH_GROUPS == 2, "two groups take turns");
 using StageRing = Ring<STAGES, CLUSTER>;
 using Place = Cursor<STAGES>;
 
-// Which tile is whose: channels innermost, then groups, then pixels, then parts of the reduction.
-struct Schedule {
-  int pixel_count, channel_tiles, groups, splits, steps;
-
-  struct Work {
-    int row, column, group, split, first, last;  // steps of the reduction
-  };
-  DEVICE int pixel_clusters() const {
-    constexpr int rows = SHARE_FILTER ? CLUSTER * TILE_M : TILE_M;
-    return (pixel_count + rows - 1) / rows;
-  }
-  DEVICE int channel_clusters() const {
-    return SHARE_FILTER ? channel_tiles : (channel_tiles + CLUSTER - 1) / CLUSTER;
-  }
-  DEVICE int count() const { return pixel_clusters() * channel_clusters() * groups * splits; }
-  DEVICE Work work(int index, u32 rank) const {
-    const int channel = index % channel_clusters(), rest = index / channel_clusters();
-    const int pixel = rest / groups % pixel_clusters(), split = rest / groups / pixel_clusters();
-    Work work;
-    work.column = (SHARE_FILTER ? channel : channel * CLUSTER + (int)rank) * TILE_N;
-    work.row = (SHARE_FILTER ? pixel * CLUSTER + (int)rank : pixel) * TILE_M;
-    work.group = rest % groups;
-    work.split = split;
-    work.first = (int)((i64)steps * split / splits);
-    work.last = (int)((i64)steps * (split + 1) / splits);
-    return work;
-  }
-};
+using Tiles = Schedule<CLUSTER, SHARE_FILTER>;
 
 #if LOADER == LOAD_GATHER
 #include "conv/cuda/load_gather.cuh"
@@ -80,19 +54,9 @@ struct Schedule {
 #include "conv/cuda/load_tma.cuh"
 #endif
 
-struct Output {
-  RESULT* result;
-  const RESULT* bias;
-  const RESULT* residual;
-  float* partial;
-  Places places;
-  int pixels, channels, pitch;  // of the result: rows, channels of a group, channels of all groups
-  bool is_aligned;              // to 16 bytes
-};
-
 // All steps of a tile into `sums`; one step's products stay in flight.
 DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& ring, Place& at,
-                     u32 stages, int steps, u32 first_row, u32 thread) {
+                     u32 stages, int steps, int first_row, u32 thread) {
   LateRelease<STAGES, CLUSTER> late;
   for (int step = 0; step < steps; step++) {
     ring.wait_full(at);
@@ -118,33 +82,26 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
   late.flush(ring, thread);
 }
 
-DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Schedule::Work& work, const Walk& walk,
-                  const Output& out, u32 first_row, u32 staging, u32 thread) {
+DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work, const Walk& walk,
+                  const Output<RESULT>& out, int first_row, u32 staging, u32 thread) {
+  const Columns columns = {work.channel_tile * TILE_N, out.channels, work.group * out.channels};
 #pragma unroll
   for (int m = 0; m < row_blocks; m++) {
-    const Tile tile = {work.row + (int)first_row + m * 64, out.pixels, work.column, out.channels,
-                       work.group * out.channels};
-    if constexpr (SUM != SUM_DIRECT) {
-      float* slice = out.partial;
-      if (SUM == SUM_SLICES) slice += (i64)work.split * out.pixels * out.pitch;
-      store_partial<TILE_N, SUM == SUM_ATOMIC>(sums[m], tile, slice, out.pitch, thread);
-    } else {
-      store_finished<RESULT, TILE_N, BIAS, RESIDUAL, ACTIVATION>(
-          sums[m], tile, walk, out.places, out.result, out.bias, out.residual, out.is_aligned,
-          staging, thread);
-    }
+    const FlatRows rows = {walk, work.pixel_tile * TILE_M + first_row + m * 64, out.pixels};
+    store_block<SUM, TILE_N, BIAS, RESIDUAL, ACTIVATION>(sums[m], out, rows, columns, walk,
+                                                         work.split, staging, thread);
   }
 }
 
-DEVICE void math(const StageRing& ring, const Schedule& schedule, const Walk& walk,
-                 const Output& out, u32 stages, u32 staging, u32 rank) {
+DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
+                 const Output<RESULT>& out, u32 stages, u32 staging, u32 rank) {
   const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const u32 first_row = PINGPONG ? 0 : group * row_blocks * 64;
+  const int first_row = PINGPONG ? 0 : (int)group * row_blocks * 64;
   const int count = schedule.count(), stride = gridDim.x / CLUSTER;
   Place at;
   bool is_mine = !PINGPONG || group == 0;
   for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
-    const Schedule::Work work = schedule.work(index, rank);
+    const Tiles::Work work = schedule.work(index, rank);
     if (is_mine) {
       float sums[row_blocks][TILE_N / 2];
       multiply(sums, ring, at, stages, work.last - work.first, first_row, thread);
@@ -167,8 +124,8 @@ implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* re
          WALK_PARAMETERS) {
   const Walk walk = {WALK_ARGUMENTS};
   const int steps = reduction_steps(walk, in_channels);
-  const Schedule schedule = {pixels, (out_channels + TILE_N - 1) / TILE_N, groups, splits,
-                             steps};
+  const Tiles schedule = {(pixels + TILE_M - 1) / TILE_M, (out_channels + TILE_N - 1) / TILE_N,
+                          groups, splits, steps};
   const u32 stages = shared_base(), staging = stages + STAGES * stage_bytes;
   const StageRing ring = {staging + MATH_GROUPS * staging_bytes};
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -180,13 +137,13 @@ implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* re
   else __syncthreads();
   if (threadIdx.x >= math_threads) {
     Budget::for_load();
-    const Loader loader = {ring, schedule, walk, stages, rank, in_channels, out_channels,
+    const Loader loader = {ring, schedule, walk, stages, rank, pixels, in_channels, out_channels,
                            SOURCE_ARGUMENTS};
     loader.run(threadIdx.x - math_threads);
   } else {
     Budget::for_math();
     const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
-    const Output out = {result, bias, residual, partial,
+    const Output<RESULT> out = {result, bias, residual, partial,
                         {result_first, result_n, result_d, result_h, result_w},
                         pixels, out_channels, out_channels * groups, unaligned % 8 == 0};
     math(ring, schedule, walk, out, stages, staging, rank);

@@ -34,10 +34,10 @@ DEVICE u32 chunk_place(u32 row, u32 chunk) {
 
 struct Loader {
   StageRing ring;
-  Schedule schedule;
+  Tiles schedule;
   Walk walk;
   u32 stages, rank;
-  int in_channels, out_channels;
+  int pixels, in_channels, out_channels;
   const ELEMENT *image, *filter;
   int image_d, image_h, image_w, image_pitch;
   i64 image_stride, filter_stride;
@@ -49,7 +49,7 @@ struct Loader {
     const int entries = walk.taps() * in_channels;
     Place at;
     for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
-      const Schedule::Work work = schedule.work(index, rank);
+      const Tiles::Work work = schedule.work(index, rank);
       named_sync(load_barrier, load_threads);  // the tile before is done with its corners
       note_corners(corners, work, thread);
       named_sync(load_barrier, load_threads);
@@ -57,8 +57,9 @@ struct Loader {
         const u32 to = stages + at.stage * stage_bytes;
         ring.wait_empty(at);
         load_pixels(to, corners, work, step * tile_k, entries, thread);
-        if constexpr (BACKWARD) load_filter_across(to + pixel_bytes, work, step * tile_k, entries, thread);
-        else load_filter(to + pixel_bytes, work, step * tile_k, entries, thread);
+        const u32 filter_to = to + pixel_bytes;
+        if constexpr (BACKWARD) load_filter_across(filter_to, work, step * tile_k, entries, thread);
+        else load_filter(filter_to, work, step * tile_k, entries, thread);
         if constexpr (chunk_bytes >= 4) {
           barrier_arrive_after_copies(ring.full(at));
         } else {
@@ -71,10 +72,9 @@ struct Loader {
   }
 
   // The corner of each pixel's window; pixels beyond the last have an image of -1.
-  DEVICE void note_corners(u32 corners, const Schedule::Work& work, u32 thread) const {
-    const int pixels = schedule.pixel_count;
+  DEVICE void note_corners(u32 corners, const Tiles::Work& work, u32 thread) const {
     for (u32 row = thread; row < TILE_M; row += load_threads) {
-      const int pixel = work.row + (int)row;
+      const int pixel = work.pixel_tile * TILE_M + (int)row;
       Pixel corner = walk.corner(walk.pixel(pixel));
       if (pixel >= pixels) corner.n = -1;
       store_shared_u32x4(corners + row * 16,
@@ -83,7 +83,7 @@ struct Loader {
   }
 
   // Thread: one chunk of every row whose number is thread / chunks modulo load_threads / chunks.
-  DEVICE void load_pixels(u32 to, u32 corners, const Schedule::Work& work, int first, int entries,
+  DEVICE void load_pixels(u32 to, u32 corners, const Tiles::Work& work, int first, int entries,
                           u32 thread) const {
     const u32 chunk = thread % chunks;
     const int entry = first + (int)chunk * VECTOR;
@@ -105,13 +105,13 @@ struct Loader {
   }
 
   // Forward: rows are channels of the result, and a row of the filter is the reduction itself.
-  DEVICE void load_filter(u32 to, const Schedule::Work& work, int first, int entries,
+  DEVICE void load_filter(u32 to, const Tiles::Work& work, int first, int entries,
                           u32 thread) const {
     const u32 chunk = thread % chunks;
     const int entry = first + (int)chunk * VECTOR;
 #pragma unroll 4
     for (u32 row = thread / chunks; row < TILE_N; row += load_threads / chunks) {
-      const int column = work.column + (int)row;
+      const int column = work.channel_tile * TILE_N + (int)row;
       const bool is_inside = entry < entries && column < out_channels;
       const i64 place = (i64)(work.group * out_channels + column) * filter_stride + entry;
       copy_chunk(to + chunk_place(row, chunk), filter + (is_inside ? place : 0), is_inside);
@@ -119,7 +119,7 @@ struct Loader {
   }
 
   // Backward: rows are the reduction (a tap and a filter each), panels of 64 channels of the result.
-  DEVICE void load_filter_across(u32 to, const Schedule::Work& work, int first, int entries,
+  DEVICE void load_filter_across(u32 to, const Tiles::Work& work, int first, int entries,
                                  u32 thread) const {
     const u32 chunk = thread % chunks;
 #pragma unroll 1
@@ -130,7 +130,7 @@ struct Loader {
                        (i64)tap.place(walk) * out_channels;
 #pragma unroll
       for (int panel = 0; panel < TILE_N / 64; panel++) {
-        const int column = work.column + panel * 64 + (int)chunk * VECTOR;
+        const int column = work.channel_tile * TILE_N + panel * 64 + (int)chunk * VECTOR;
         const bool is_inside = entry < entries && column < out_channels;
         copy_chunk(to + panel * tile_k * 128 + chunk_place(row, chunk),
                    filter + (is_inside ? line + column : 0), is_inside);

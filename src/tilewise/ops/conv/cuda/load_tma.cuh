@@ -1,5 +1,6 @@
 // Loads by TMA: one thread starts all copies of a stage. With two load warps, one brings the pixels
 // and the other the filter. Included by implicit.cuh.
+#include "conv/cuda/filter.cuh"
 
 #define SOURCE_PARAMETERS                         \
   const __grid_constant__ TensorMap pixels_map, const __grid_constant__ TensorMap filter_map
@@ -7,7 +8,7 @@
 
 constexpr int loads_of_a_stage = LOAD_WARPS;
 constexpr u16 everyone = (1 << CLUSTER) - 1;
-constexpr bool is_filter_shared = CLUSTER > 1 && SHARE_FILTER;
+constexpr int filter_share = SHARE_FILTER ? CLUSTER : 1;
 constexpr bool are_pixels_shared = CLUSTER > 1 && !SHARE_FILTER;
 static_assert(LOAD_WARPS <= 2, "one warp for the pixels, one for the filter");
 
@@ -17,10 +18,10 @@ DEVICE int reduction_steps(const Walk& walk, int in_channels) {
 
 struct Loader {
   StageRing ring;
-  Schedule schedule;
+  Tiles schedule;
   Walk walk;
   u32 stages, rank;
-  int in_channels, out_channels;
+  int pixels, in_channels, out_channels;
   const TensorMap *pixels_map, *filter_map;
 
   DEVICE void run(u32 thread) const {
@@ -31,9 +32,11 @@ struct Loader {
     if (brings_filter) prefetch_map(filter_map);
     const int count = schedule.count(), stride = gridDim.x / CLUSTER;
     const int blocks = (in_channels + tile_k - 1) / tile_k;
+    const FilterTile<TILE_N, tile_k, BACKWARD, filter_share> filter = {
+        filter_map, in_channels, out_channels, filter_share > 1 ? rank : 0};
     Place at;
     for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
-      const Schedule::Work work = schedule.work(index, rank);
+      const Tiles::Work work = schedule.work(index, rank);
       const Pixel corner = walk.corner(walk.pixel(first_pixel(work)));
       Tap tap(walk, work.first / blocks);
       int block = work.first % blocks;
@@ -42,7 +45,9 @@ struct Loader {
         ring.wait_empty(at);
         ring.expect(at, (brings_pixels ? pixel_bytes : 0) + (brings_filter ? filter_bytes : 0));
         if (brings_pixels) load_pixels(to, ring.full(at), work, corner, tap, block * tile_k);
-        if (brings_filter) load_filter(to + pixel_bytes, ring.full(at), work, tap, block * tile_k);
+        if (brings_filter)
+          filter.load(to + pixel_bytes, ring.full(at), work.group, work.channel_tile * TILE_N,
+                      tap.place(walk), block * tile_k);
         at.next();
         if (++block == blocks) {
           block = 0;
@@ -52,11 +57,12 @@ struct Loader {
     }
   }
 
-  DEVICE int first_pixel(const Schedule::Work& work) const {
-    return are_pixels_shared ? work.row + (int)rank * (TILE_M / CLUSTER) : work.row;
+  DEVICE int first_pixel(const Tiles::Work& work) const {
+    const int first = work.pixel_tile * TILE_M;
+    return are_pixels_shared ? first + (int)rank * (TILE_M / CLUSTER) : first;
   }
 
-  DEVICE void load_pixels(u32 to, u32 barrier, const Schedule::Work& work, Pixel corner,
+  DEVICE void load_pixels(u32 to, u32 barrier, const Tiles::Work& work, Pixel corner,
                           const Tap& tap, int channel) const {
     const int c = work.group * in_channels + channel;
     if (are_pixels_shared) to += rank * (pixel_bytes / CLUSTER);
@@ -79,27 +85,5 @@ struct Loader {
       tma_load_im2col(to, pixels_map, barrier, c, corner.w, corner.h, corner.d, corner.n, right,
                       down, deep);
 #endif
-  }
-
-  // Forward: TILE_N rows of tile_k channels. Backward: panels of 64 columns, tile_k rows each.
-  DEVICE void load_filter(u32 to, u32 barrier, const Schedule::Work& work, const Tap& tap,
-                          int channel) const {
-    const int place = tap.place(walk), share = is_filter_shared ? CLUSTER : 1;
-    if constexpr (!BACKWARD) {
-      const int row = work.group * out_channels + work.column, part = is_filter_shared ? rank : 0;
-      const u32 there = to + part * (filter_bytes / share);
-      copy_filter(there, barrier, channel, place, row + part * (TILE_N / share));
-    } else {
-      const int row = work.group * in_channels + channel, part = is_filter_shared ? rank : 0;
-#pragma unroll
-      for (int panel = 0; panel < TILE_N / 64; panel++) {
-        const u32 there = to + panel * tile_k * 128 + part * (tile_k / share) * 128;
-        copy_filter(there, barrier, work.column + panel * 64, place, row + part * (tile_k / share));
-      }
-    }
-  }
-  DEVICE void copy_filter(u32 to, u32 barrier, int c0, int c1, int c2) const {
-    if (is_filter_shared) tma_load_multicast(to, filter_map, barrier, everyone, c0, c1, c2);
-    else tma_load(to, filter_map, barrier, c0, c1, c2);
   }
 };

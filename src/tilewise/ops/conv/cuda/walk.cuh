@@ -25,6 +25,9 @@ struct Walk {
     const int line = row / size_w, plane = line / size_h;
     return {plane / size_d, plane % size_d, line % size_h, row % size_w};
   }
+  DEVICE int row(Pixel at) const {
+    return ((at.n * size_d + at.d) * size_h + at.h) * size_w + at.w;
+  }
   // The corner of a pixel's window.
   DEVICE Pixel corner(Pixel at) const {
     return {at.n, at.d * stride_d + corner_d, at.h * stride_h + corner_h,

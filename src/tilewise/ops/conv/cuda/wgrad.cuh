@@ -13,7 +13,7 @@
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, LOADER, LOAD_WARPS, SPATIAL, SUM, BLOCKS;
 // with TMA GRADIENT_ROWS (dy is a matrix without gaps between images), gathering VECTOR.
 #pragma once
-#include "conv/cuda/store.cuh"
+#include "conv/cuda/filter_sums.cuh"
 #include "conv/cuda/walk.cuh"
 #include "cuda/ring.cuh"
 
@@ -73,64 +73,35 @@ struct Schedule {
 #include "conv/cuda/wgrad_tma.cuh"
 #endif
 
-struct Output {
-  RESULT* result;
-  float* partial;
-  i64 result_pitch, slice;  // elements from one filter to the next, and of one slice
-  int filters;              // of a group
-  Entries entries;
-};
+using Sums = FilterSums<RESULT, SUM>;
 
-// One sum at filter `row` of its group, entry at `at` of the filter.
-DEVICE void store_sum(const Output& out, float sum, int filter, i64 at, int split) {
-  const i64 packed = (i64)filter * out.entries.taps * out.entries.channels + at;
-  if constexpr (SUM == SUM_DIRECT)
-    out.result[filter * out.result_pitch + at] = from_float<RESULT>(sum);
-  else if constexpr (SUM == SUM_SLICES) out.partial[split * out.slice + packed] = sum;
-  else add_global(out.partial + packed, sum);
-}
-
-// The same for two neighbours, where both are inside and even.
-DEVICE void store_two(const Output& out, float a, float b, int filter, i64 at, int split) {
-  const i64 packed = (i64)filter * out.entries.taps * out.entries.channels + at;
-  if constexpr (SUM == SUM_DIRECT) store_pair(out.result + filter * out.result_pitch + at, a, b);
-  else if constexpr (SUM == SUM_SLICES)
-    *(f32x2*)(out.partial + split * out.slice + packed) = {a, b};
-  else add_global(out.partial + packed, a, b);
-}
-
-DEVICE void store(float (&sums)[row_blocks][group_columns / 2], const Output& out,
-                  const Schedule::Work& work, int first_row, int first_column, u32 thread) {
+DEVICE void store(float (&sums)[row_blocks][group_columns / 2], const Sums& out,
+                  const Entries& entries, const Schedule::Work& work, int first_row,
+                  int first_column, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32;
-  const bool is_even = (out.entries.channels | out.result_pitch) % 2 == 0;
 #pragma unroll
   for (int j = 0; j < group_columns / 8; j++) {
     const int column = work.column + first_column + 8 * j + 2 * (lane % 4);
-    if (column >= out.entries.columns()) continue;
-    const int channel = out.entries.channel(column);
-    const i64 at = (i64)out.entries.tap(column) * out.entries.channels + channel;
+    const int channel = entries.channel(column);
+    if (column >= entries.columns() || channel >= out.channels) continue;
+    const i64 at = (i64)entries.tap(column) * out.channels + channel;
+    // Packed entries go on with the next tap; blocks of channels end.
+    const bool both =
+        is_gathering ? column + 1 < entries.columns() : channel + 1 < out.channels;
 #pragma unroll
     for (int m = 0; m < row_blocks; m++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = work.row + first_row + m * 64 + warp * 16 + half * 8 + lane / 4;
-        if (row >= out.filters) continue;
-        const int filter = work.group * out.filters + row;
-        const float a = sums[m][4 * j + 2 * half], b = sums[m][4 * j + 2 * half + 1];
-        if (is_even) {
-          if (channel < out.entries.channels) store_two(out, a, b, filter, at, work.split);
-          continue;
-        }
-        if (channel < out.entries.channels) store_sum(out, a, filter, at, work.split);
-        // Packed entries go on with the next tap; blocks of channels end.
-        const bool has_next = is_gathering ? column + 1 < out.entries.columns()
-                                           : channel + 1 < out.entries.channels;
-        if (has_next) store_sum(out, b, filter, at + 1, work.split);
+        if (row < out.filters)
+          out.store(sums[m][4 * j + 2 * half], sums[m][4 * j + 2 * half + 1],
+                    work.group * out.filters + row, at, out.is_even(), both, work.split);
       }
   }
 }
 
-DEVICE void math(const StageRing& ring, const Schedule& schedule, const Output& out, u32 stages) {
+DEVICE void math(const StageRing& ring, const Schedule& schedule, const Sums& out,
+                 const Entries& entries, u32 stages) {
   const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int first_row = divides_rows ? group * row_blocks * 64 : 0;
   const int first_column = divides_rows ? 0 : group * group_columns;
@@ -161,7 +132,7 @@ DEVICE void math(const StageRing& ring, const Schedule& schedule, const Output& 
     }
     wgmma_wait<0>();
     late.flush(ring, thread);
-    store(sums, out, work, first_row, first_column, thread);
+    store(sums, out, entries, work, first_row, first_column, thread);
   }
 }
 
@@ -188,7 +159,8 @@ wgrad(SOURCE_PARAMETERS, RESULT* result, float* partial, int pixels, int in_chan
     loader.run(threadIdx.x - math_threads);
   } else {
     Budget::for_math();
-    const Output out = {result, partial, result_pitch, slice_elements, out_channels, entries};
-    math(ring, schedule, out, stages);
+    const Sums out = {result,       partial,     result_pitch, slice_elements,
+                      out_channels, in_channels, walk.taps()};
+    math(ring, schedule, out, entries, stages);
   }
 }

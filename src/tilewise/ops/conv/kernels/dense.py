@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
 from tilewise.ops.conv.kernels import dense_rules
@@ -38,6 +37,7 @@ class DenseConvKernel(Kernel):
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (64, 128, 192, 256))
     tile_n: int = trait("n", (64, 96, 128, 192, 256))
+    tile_k: int = trait("k", (32, 64, 128, 256), default=64, doc="of the reduction in a step")
     stages: int = trait("s", (2, 3, 4, 5, 6, 7, 8), doc="steps of the reduction in flight")
     math_groups: int = trait("g", (1, 2, 3), default=2, doc="groups of four math warps")
     load_warps: int = trait("l", (1, 2, 4, 8), default=1)
@@ -69,11 +69,6 @@ class DenseConvKernel(Kernel):
         return self.op_name == "conv_bwd_weight"
 
     @property
-    def tile_k(self) -> int:
-        """Of a step of the reduction: pixels of a filter's gradient, else channels."""
-        return 64 if self.is_weight else dense_rules.ROW_BYTES // element(self.dtype).bytes
-
-    @property
     def tile(self) -> tuple[int, int, int]:
         """Over the op's m x n result, and the reduction done in a step."""
         return self.tile_m, self.tile_n, self.tile_k
@@ -92,7 +87,9 @@ class DenseConvKernel(Kernel):
 
     @property
     def sums(self) -> int:
-        """Registers that a thread's sums take."""
+        """Registers that a thread's sums take; of halo gradients, for three taps of a line."""
+        if self.family == "halo" and self.is_weight:
+            return 3 * self.tile_n // 2
         groups = 1 if self.pingpong else self.math_groups
         return -(-self.tile_m * self.tile_n // (128 * groups))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.conv.walk import DIMS, Axis, channels, pixels, source_sizes, taps, walks
+from tilewise.ops.conv.walk import DIMS, Axis, Walk, channels, pixels, source_sizes, taps, walks
 
 if TYPE_CHECKING:
     from tilewise.ops.conv.kernels.dense import DenseConvKernel
@@ -26,6 +26,14 @@ IM2COL_CORNER = {2: 128, 3: 16}
 """How far the first and last window may lie beyond the image, by spatial dimensions of the map."""
 IM2COL_REACH = {2: 255, 3: 31}
 """How far a tap may lie from the window's corner."""
+PIXEL_TILES = {64: (8, 8), 128: (16, 8), 256: (16, 16)}
+"""Lines and columns of the pixels in a step of a halo gradient."""
+PATCHES = 2
+"""Stages of patches of a halo kernel."""
+LARGEST_RIM = 240
+"""Of a patch: a box has 256 pixels at most along each side."""
+SIDE = 8
+"""Of the blocks of pixels that halo kernels take."""
 CHUNK_BYTES = 16
 """Of copies: what rows of TMA and of 16-byte loads are multiples of."""
 
@@ -63,6 +71,18 @@ def broken(k: DenseConvKernel) -> list[str]:
         "what is read across the reduction comes in panels of 64": k.op != "conv_fwd"
         and k.tile_n % 64,
     }
+    step = ROW_BYTES // element(k.dtype).bytes
+    if is_halo and k.is_weight:
+        rules |= {
+            "steps are of 64, 128 or 256 pixels": k.tile_k not in PIXEL_TILES,
+            "tiles are 64 filters by 64 channels": (k.tile_m, k.tile_n) != (64, 64),
+        }
+    else:
+        rules[f"steps are of {step}"] = k.tile_k != step
+    if is_halo:
+        rules["patches are shared by no cluster, and groups take no turns"] = (
+            k.share != "filter" or k.pingpong or k.blocks > 1
+        )
     return [rule for rule, is_broken in rules.items() if is_broken]
 
 
@@ -71,6 +91,18 @@ def smem_bytes(k: DenseConvKernel) -> int:
     rows = 16 * k.tile_m if k.family == "gather" else 0
     staging = 0 if k.is_weight else k.math_groups * STAGING_BYTES
     return 1024 + k.stages * k.stage_bytes + staging + 16 * k.stages + rows
+
+
+def halo_smem_bytes(k: DenseConvKernel, walk: Walk) -> int:
+    """Shared memory of a block that keeps patches, which depend on the filter."""
+    _, h, w = walk
+    lines, columns = PIXEL_TILES[k.tile_k] if k.is_weight else (SIDE, SIDE)
+    patch = -(-(lines + h.rim) * (columns + w.rim) * ROW_BYTES // 1024) * 1024
+    if k.is_weight:
+        return 1024 + k.stages * (patch + k.tile_k * ROW_BYTES) + 16 * k.stages
+    patches = PATCHES * (k.tile_m // 64) * patch
+    staging = k.math_groups * STAGING_BYTES
+    return 1024 + patches + k.stages * k.tile_n * ROW_BYTES + staging + 16 * (PATCHES + k.stages)
 
 
 def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
@@ -86,7 +118,7 @@ def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
 
 def why_not_for(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     """Why a problem cannot be served, or None."""
-    return _why_not_typed(k, p) or _why_not_sized(k, p, arch) or _why_not_loaded(k, p)
+    return _why_not_typed(k, p) or _why_not_sized(k, p, arch) or _why_not_loaded(k, p, arch)
 
 
 def _why_not_typed(k: DenseConvKernel, p: ConvProblem) -> str | None:
@@ -112,7 +144,7 @@ def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None
     return None
 
 
-def _why_not_loaded(k: DenseConvKernel, p: ConvProblem) -> str | None:
+def _why_not_loaded(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     chunk = CHUNK_BYTES // element(k.dtype).bytes
     if k.family == "gather":
         return None
@@ -127,7 +159,22 @@ def _why_not_loaded(k: DenseConvKernel, p: ConvProblem) -> str | None:
             return f"groups are read in multiples of {k.tile_k} channels"
     if k.family == "rows":
         return None if p.is_pointwise else "the filter is not 1x1 over all pixels"
-    return _why_not_im2col(p) if k.family == "im2col" else None
+    return _why_not_im2col(p) if k.family == "im2col" else _why_not_halo(k, p, arch)
+
+
+def _why_not_halo(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+    for walk in walks(p):
+        _, h, w = walk
+        if h.stride > 1 or w.stride > 1:
+            return "patches are for stride 1"
+        if k.is_weight and (h.taps != k.math_groups or w.taps > 3):
+            return f"it is for filters of {k.math_groups} lines and up to 3 columns"
+        if max(h.rim, w.rim) > LARGEST_RIM:
+            return f"the filter reaches further than {LARGEST_RIM} pixels"
+        needed = halo_smem_bytes(k, walk)
+        if needed > arch.smem_per_block_bytes:
+            return f"{needed} bytes of shared memory; {arch.name} has {arch.smem_per_block_bytes}"
+    return None
 
 
 def _why_not_im2col(p: ConvProblem) -> str | None:
@@ -148,6 +195,6 @@ def _why_not_axis(dim: str, axis: Axis, extent: int, spatial: int) -> str | None
     limit = IM2COL_CORNER[spatial]
     if not (-limit <= axis.corner < limit and -limit <= axis.upper(extent) < limit):
         return f"windows reach further than {limit} beyond the image along {dim}"
-    if (axis.taps - 1) * axis.reach > IM2COL_REACH[spatial]:
+    if axis.rim > IM2COL_REACH[spatial]:
         return f"taps lie further than {IM2COL_REACH[spatial]} from the first along {dim}"
     return None

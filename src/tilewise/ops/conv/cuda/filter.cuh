@@ -1,0 +1,31 @@
+// A tile of the filter [k][tap][c] by TMA. Forward: TILE_N rows (filters) of 128 bytes of channels.
+// Backward, where the filter is read across: panels of 64 channels, a row for each filter of the step.
+#pragma once
+#include "cuda/ptx.cuh"
+
+template <int TileN, int TileK, bool IsBackward, int Blocks>
+struct FilterTile {
+  static constexpr u32 bytes = TileN * 128;
+  static constexpr u16 everyone = (1 << Blocks) - 1;
+  const TensorMap* map;
+  int in_channels, out_channels;  // of a group
+  u32 rank;                       // in a cluster whose blocks fetch a part each, for all
+
+  DEVICE void load(u32 to, u32 barrier, int group, int column, int tap, int channel) const {
+    if constexpr (!IsBackward) {
+      constexpr int rows = TileN / Blocks;
+      copy(to + rank * rows * 128, barrier, channel, tap,
+           group * out_channels + column + (int)rank * rows);
+    } else {
+      constexpr int rows = TileK / Blocks;
+#pragma unroll
+      for (int panel = 0; panel < TileN / 64; panel++)
+        copy(to + (panel * TileK + rank * rows) * 128, barrier, column + panel * 64, tap,
+             group * in_channels + channel + (int)rank * rows);
+    }
+  }
+  DEVICE void copy(u32 to, u32 barrier, int c0, int c1, int c2) const {
+    if constexpr (Blocks > 1) tma_load_multicast(to, map, barrier, everyone, c0, c1, c2);
+    else tma_load(to, map, barrier, c0, c1, c2);
+  }
+};

@@ -1,0 +1,234 @@
+// Dense convolution over patches that stay in shared memory: forward with stride 1, and the gradient
+// of the input (of strides above 1 by parities, which have stride 1 each).
+//
+// A tile is a list of 8 x 8 pixel blocks, anywhere in the batch, and TILE_N channels. For each step
+// (64 channels at one depth of the filter) every block's patch is loaded once WITH its rim, and all
+// TAPS_H x TAPS_W taps read it: a tap is a shift of the start address of the matrix instruction's
+// operand, whose groups of 8 rows (8 pixels of a line) lie one line of the patch apart. Only the
+// filter moves once a tap. Two rings: PATCHES stages of patches, STAGES of the filter. One load warp
+// fills both, or one each. Clusters share the filter. Images that 8 x 8 blocks do not fill waste
+// products; im2col wastes none.
+//
+// Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, PATCHES, MATH_GROUPS, LOAD_WARPS, SPATIAL, BACKWARD,
+// CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION.
+#pragma once
+#include "conv/cuda/filter.cuh"
+#include "conv/cuda/schedule.cuh"
+#include "conv/cuda/store.cuh"
+#include "conv/cuda/walk.cuh"
+#include "cuda/ring.cuh"
+
+constexpr int side = 8;                            // of a block of pixels
+constexpr int tile_k = 128 / (int)sizeof(ELEMENT);  // of a step
+constexpr int instruction_k = 32 / (int)sizeof(ELEMENT);
+constexpr int patch_h = side + (TAPS_H - 1) * REACH_H, patch_w = side + (TAPS_W - 1) * REACH_W;
+constexpr int patch_copied = patch_h * patch_w * 128;
+constexpr int patch_bytes = (patch_copied + 1023) / 1024 * 1024;  // swizzle patterns begin there
+constexpr int tile_blocks = TILE_M / 64, group_blocks = tile_blocks / MATH_GROUPS;
+constexpr int patch_stage = tile_blocks * patch_bytes, filter_stage = TILE_N * 128;
+constexpr int taps = TAPS_H * TAPS_W;
+constexpr int unrolled_taps = taps <= 9 ? taps : 1;
+using Budget = Registers<1, MATH_GROUPS, false>;
+constexpr int math_threads = 128 * MATH_GROUPS;
+constexpr int threads = math_threads + (Budget::are_moved ? 128 : 32 * LOAD_WARPS);
+constexpr int staging_bytes = 8192;  // for each math group
+static_assert(tile_blocks == group_blocks * MATH_GROUPS, "math groups take whole blocks");
+
+using PatchRing = Ring<PATCHES>;
+using FilterRing = Ring<STAGES, CLUSTER>;
+using Tiles = Schedule<CLUSTER, true>;
+
+// The blocks of 8 x 8 pixels of all images.
+struct Blocks {
+  Walk walk;
+  int images;
+  DEVICE int lines() const { return (walk.size_h + side - 1) / side; }
+  DEVICE int columns() const { return (walk.size_w + side - 1) / side; }
+  DEVICE int count() const { return images * walk.size_d * lines() * columns(); }
+  // The first pixel of a block; its image lies beyond the last one where there is no such block.
+  DEVICE Pixel first(int block) const {
+    const int line = block / columns(), plane = line / lines();
+    return {plane / walk.size_d, plane % walk.size_d, line % lines() * side,
+            block % columns() * side};
+  }
+};
+
+// Rows of a block of sums: the pixels of one block.
+struct BlockRows {
+  const Blocks& blocks;
+  Pixel first;
+  DEVICE Pixel pixel(int row) const {
+    const Pixel at = {first.n, first.d, first.h + row / side, first.w + row % side};
+    const bool is_inside = at.n < blocks.images && at.h < blocks.walk.size_h &&
+                           at.w < blocks.walk.size_w;
+    return is_inside ? at : Pixel{-1, 0, 0, 0};
+  }
+};
+
+struct Loader {
+  PatchRing patches;
+  FilterRing filters;
+  Tiles schedule;
+  Blocks blocks;
+  u32 patch_stages, filter_stages, rank;
+  int in_channels, out_channels;
+  const TensorMap *image_map, *filter_map;
+
+  DEVICE void run(u32 thread) const {
+    if (thread % 32 != 0 || thread / 32 >= LOAD_WARPS) return;
+    const bool brings_patches = LOAD_WARPS == 1 || thread == 0;
+    const bool brings_filter = LOAD_WARPS == 1 || thread != 0;
+    const Walk& walk = blocks.walk;
+    const int channel_blocks = (in_channels + tile_k - 1) / tile_k, stride = gridDim.x / CLUSTER;
+    const FilterTile<TILE_N, tile_k, BACKWARD, CLUSTER> filter = {filter_map, in_channels,
+                                                                  out_channels, rank};
+    Cursor<PATCHES> patch;
+    Cursor<STAGES> at;
+    for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
+      const Tiles::Work work = schedule.work(index, rank);
+      for (int step = work.first; step < work.last; step++) {
+        const int deep = step / channel_blocks, channel = step % channel_blocks * tile_k;
+        if (brings_patches) {
+          load_patches(patch, work, deep, channel);
+          patch.next();
+        }
+        if (!brings_filter) continue;
+        Tap tap(walk, deep * taps);
+        for (int i = 0; i < taps; i++, tap.next(walk), at.next()) {
+          filters.wait_empty(at);
+          filters.expect(at, filter_stage);
+          filter.load(filter_stages + at.stage * filter_stage, filters.full(at), work.group,
+                      work.channel_tile * TILE_N, tap.place(walk), channel);
+        }
+      }
+    }
+  }
+
+  DEVICE void load_patches(const Cursor<PATCHES>& at, const Tiles::Work& work, int deep,
+                           int channel) const {
+    const Walk& walk = blocks.walk;
+    const int c = work.group * in_channels + channel;
+    patches.wait_empty(at);
+    patches.expect(at, tile_blocks * patch_copied);
+#pragma unroll 1
+    for (int m = 0; m < tile_blocks; m++) {
+      const Pixel corner = walk.corner(blocks.first(work.pixel_tile * tile_blocks + m));
+      const u32 to = patch_stages + at.stage * patch_stage + m * patch_bytes;
+#if SPATIAL == 2
+      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.n);
+#else
+      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h,
+               corner.d + deep * walk.reach_d, corner.n);
+#endif
+    }
+  }
+};
+
+struct Math {
+  PatchRing patches;
+  FilterRing filters;
+  u32 patch_stages, filter_stages;
+  u32 group, thread;
+  Cursor<PATCHES> patch;
+  Cursor<STAGES> at;
+
+  // All steps of a tile into `sums`; one tap's products stay in flight.
+  DEVICE void multiply(float (&sums)[group_blocks][TILE_N / 2], int steps) {
+    LateRelease<PATCHES> late_patch;
+    LateRelease<STAGES, CLUSTER> late;
+    for (int step = 0; step < steps; step++) {
+      patches.wait_full(patch);
+      const u32 first = patch_stages + patch.stage * patch_stage + group * group_blocks * patch_bytes;
+#pragma unroll unrolled_taps
+      for (int tap = 0; tap < taps; tap++) {
+        const int shift = (tap / TAPS_W * REACH_H * patch_w + tap % TAPS_W * REACH_W) * 128;
+        filters.wait_full(at);
+        multiply_tap(sums, first + shift, filter_stages + at.stage * filter_stage,
+                     step > 0 || tap > 0);
+        late.step(filters, at, thread);
+        if (tap == 0) late_patch.step(patches, patch, thread);
+        at.next();
+      }
+      patch.next();
+    }
+    wgmma_wait<0>();
+    late.flush(filters, thread);
+    late_patch.flush(patches, thread);
+  }
+
+  DEVICE void multiply_tap(float (&sums)[group_blocks][TILE_N / 2], u32 pixels, u32 filter,
+                           int accumulate) const {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
+                             : wgmma_operand(filter + k * 32, 16, 1024);
+#pragma unroll
+      for (int m = 0; m < group_blocks; m++)
+        wgmma<ELEMENT, TILE_N, true, !BACKWARD>(
+            sums[m], wgmma_operand(pixels + m * patch_bytes + k * 32, 16, patch_w * 128), b,
+            accumulate || k > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+  }
+};
+
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(threads, 1)
+halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ TensorMap filter_map,
+     RESULT* result, const RESULT* bias, const RESULT* residual, float* partial, int images,
+     int in_channels, int out_channels, int groups, int splits, i64 result_first, i64 result_n,
+     i64 result_d, i64 result_h, i64 result_w, WALK_PARAMETERS) {
+  const Walk walk = {WALK_ARGUMENTS};
+  const Blocks blocks = {walk, images};
+  const Tiles schedule = {(blocks.count() + tile_blocks - 1) / tile_blocks,
+                          (out_channels + TILE_N - 1) / TILE_N, groups, splits,
+                          walk.taps_d * ((in_channels + tile_k - 1) / tile_k)};
+  const u32 patch_stages = shared_base(), filter_stages = patch_stages + PATCHES * patch_stage;
+  const u32 staging = filter_stages + STAGES * filter_stage;
+  const PatchRing patches = {staging + MATH_GROUPS * staging_bytes};
+  const FilterRing filters = {patches.barriers + PatchRing::bytes};
+  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+  if (threadIdx.x == 0) {
+    patches.init(1, MATH_GROUPS);
+    filters.init(1, MATH_GROUPS);
+    barrier_init_done();
+  }
+  if (CLUSTER > 1) cluster_sync();
+  else __syncthreads();
+  if (threadIdx.x >= math_threads) {
+    Budget::for_load();
+    const Loader loader = {patches,       filters, schedule,    blocks,       patch_stages,
+                           filter_stages, rank,    in_channels, out_channels, &image_map,
+                           &filter_map};
+    loader.run(threadIdx.x - math_threads);
+  } else {
+    Budget::for_math();
+    const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
+    const Output<RESULT> out = {result, bias, residual, partial,
+                                {result_first, result_n, result_d, result_h, result_w},
+                                images * walk.size_d * walk.size_h * walk.size_w, out_channels,
+                                out_channels * groups, unaligned % 8 == 0};
+    const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    Math math = {patches, filters, patch_stages, filter_stages, group, thread, {}, {}};
+    const int stride = gridDim.x / CLUSTER;
+    for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
+      const Tiles::Work work = schedule.work(index, rank);
+      float sums[group_blocks][TILE_N / 2];
+      math.multiply(sums, work.last - work.first);
+      const Columns columns = {work.channel_tile * TILE_N, out_channels, work.group * out_channels};
+#pragma unroll
+      for (int m = 0; m < group_blocks; m++) {
+        const int block = work.pixel_tile * tile_blocks + (int)group * group_blocks + m;
+        const BlockRows rows = {blocks, blocks.first(block)};
+        store_block<SUM, TILE_N, BIAS, RESIDUAL, ACTIVATION>(
+            sums[m], out, rows, columns, walk, work.split, staging + group * staging_bytes, thread);
+      }
+    }
+  }
+  if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
+}
