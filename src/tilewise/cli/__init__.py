@@ -56,5 +56,7 @@ def _end_quietly() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"tilewise: {message}\n")
+    # Names from files may hold what a terminal takes for commands.
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
+    sys.stderr.write(f"tilewise: {shown}\n")
     raise SystemExit(code)

@@ -105,7 +105,10 @@ def cell(value: Any) -> str:
         return "unknown"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
-    return f"{value:,}" if type(value) is int and abs(value) >= 10_000 else str(value)
+    if type(value) is int and abs(value) >= 10_000:
+        return f"{value:,}"
+    # Text from files may hold what a terminal takes for commands.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _is_number(text: str) -> bool:

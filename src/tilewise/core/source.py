@@ -7,7 +7,6 @@ is written: no generator pastes text that has not passed here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -45,13 +44,6 @@ def number(value: Any) -> str:
 def comment(text: str) -> str:
     """`text` for a comment of one line: signs that might end it become `_`."""
     return _PLAIN.sub("_", text)[:200]
-
-
-def macros(constants: Mapping[str, Any]) -> Iterable[str]:
-    """`#define` lines: names, each with a number or another name."""
-    for name, value in constants.items():
-        is_name = isinstance(value, str)
-        yield f"#define {identifier(name)} {identifier(value) if is_name else number(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -45,7 +45,8 @@ ALIGNMENT = 64
 
 
 def unit(kernel: Kernel, extra_flags: tuple[str, ...] = ()) -> Unit:
-    """The translation unit of a kernel."""
+    """The translation unit of a kernel; its traits are checked once more, being its source."""
+    kernel.check_choices()
     op = get_op(kernel.op)
     isa: str = kernel.isa  # type: ignore[attr-defined]  # every CPU kernel has one
     return Unit(

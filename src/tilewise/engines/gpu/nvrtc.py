@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import tilewise.ops
+from tilewise.core.source import identifier, number
 from tilewise.engines.gpu.object_cache import cached
 from tilewise.engines.gpu.objects import GpuObject, cubin_object
 from tilewise.engines.includes import headers_of
-from tilewise.errors import BuildError
+from tilewise.errors import BuildError, ExpressionError
 from tilewise.ops.launch import CudaSource
 
 OPS = Path(tilewise.ops.__path__[0])
@@ -21,7 +21,6 @@ BYTES = {"map": 128, "*": 8, "i32": 4, "i64": 8, "f32": 4}
 """What an argument of each kind takes among a kernel's parameters."""
 FLAGS = ("--std=c++17", "--fmad=true")
 SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def compile_cuda(source: CudaSource, target: str) -> GpuObject:
@@ -61,13 +60,14 @@ def _architecture(target: str) -> str:
 
 
 def _macros(source: CudaSource) -> list[str]:
-    for name, value in source.constants.items():
-        words = [name, *([value] if isinstance(value, str) else [])]
-        if not all(_NAME.fullmatch(word) for word in words):
-            raise BuildError(f"{source.file}: macro {name}={value!r} is no name or number")
-    return [
-        f"-D{name}={int(v) if isinstance(v, bool) else v}" for name, v in source.constants.items()
-    ]
+    try:
+        return [f"-D{identifier(name)}={_value(v)}" for name, v in source.constants.items()]
+    except ExpressionError as error:
+        raise BuildError(f"{source.file}: a macro is no name or number: {error}") from None
+
+
+def _value(value: int | str) -> str:
+    return identifier(value) if isinstance(value, str) else number(int(value))
 
 
 def sources(file: str) -> tuple[str, dict[str, str]]:
