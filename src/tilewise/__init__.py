@@ -33,6 +33,8 @@ _PUBLIC = {
     "patch": "tilewise.torch_ops.switch",
     "unpatch": "tilewise.torch_ops.switch",
     "layers": "tilewise.torch_ops.switch",
+    "tune": "tilewise.torch_ops.tuning",
+    "use_plan": "tilewise.torch_ops.tuning",
     "choose_in_compile": "tilewise.torch_ops.inductor",
     "capture": "tilewise.problems.capture",
     "Predictor": "tilewise.selection.predictor",
@@ -65,7 +67,9 @@ __all__ = [
     "run",
     "scaled_matmul",
     "select",
+    "tune",
     "unpatch",
+    "use_plan",
 ]
 
 if TYPE_CHECKING:
@@ -89,6 +93,7 @@ if TYPE_CHECKING:
     from tilewise.selection.predictor import Predictor
     from tilewise.torch_ops.inductor import choose_in_compile
     from tilewise.torch_ops.switch import layers, patch, unpatch
+    from tilewise.torch_ops.tuning import tune, use_plan
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,8 @@ class Settings:
     """TILEWISE_CACHE_DIR: compiled kernels and remembered choices (default ~/.cache/tilewise)."""
     model_dir: Path | None
     """TILEWISE_MODEL_DIR: where models are looked for before the shipped ones."""
+    plan: Path | None
+    """TILEWISE_PLAN: a plan file that `tune` wrote, whose measured choices come first."""
     compiler: str
     """TILEWISE_CXX: the C++ compiler; by default the first of g++, clang++, c++ on the PATH."""
     ops: tuple[str, ...]
@@ -33,6 +35,7 @@ def settings() -> Settings:
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache_dir = os.environ.get("TILEWISE_CACHE_DIR") or f"{home}/tilewise"
     models = os.environ.get("TILEWISE_MODEL_DIR")
+    plan = os.environ.get("TILEWISE_PLAN")
     ops = os.environ.get("TILEWISE_OPS", "")
     threads = os.environ.get("TILEWISE_THREADS", "")
     if threads and not (re.fullmatch("[0-9]{1,4}", threads) and 0 < int(threads) < 4097):
@@ -40,6 +43,7 @@ def settings() -> Settings:
     return Settings(
         cache_dir=_path("TILEWISE_CACHE_DIR", cache_dir),
         model_dir=_path("TILEWISE_MODEL_DIR", models) if models else None,
+        plan=_path("TILEWISE_PLAN", plan) if plan else None,
         compiler=os.environ.get("TILEWISE_CXX", ""),
         ops=tuple(name.strip() for name in ops.split(",") if name.strip()),
         threads=int(threads) if threads else len(os.sched_getaffinity(0)),

@@ -24,6 +24,7 @@ from tilewise.cli import (
     search,
     sweep,
     train,
+    tune,
     validate,
 )
 
@@ -61,6 +62,7 @@ app.add_typer(problems.app, name="problems")
 app.command("sweep")(sweep.sweep)
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
 app.command("predict")(explain.predict)

@@ -19,7 +19,7 @@ from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
 from tilewise.ops.configs import expand, filter_kernels
 from tilewise.ops.contract import Op, get_op
-from tilewise.selection.choice import Choice
+from tilewise.selection.choice import Choice, Ranker
 
 if TYPE_CHECKING:
     from tilewise.dispatch.dispatcher import Dispatcher, Result
@@ -218,9 +218,12 @@ class Registry:
     def dispatcher(self) -> Dispatcher:
         """Chooses and runs the kernels of this registry."""
         from tilewise.dispatch.dispatcher import Dispatcher
+        from tilewise.selection.measured import measured_rankers
         from tilewise.selection.models import model_rankers
 
-        return Dispatcher(self, rankers=model_rankers(self.op.name, self.arch))
+        of = (self.op.name, self.arch)
+        rankers: list[Ranker] = [*measured_rankers(*of), *model_rankers(*of)]
+        return Dispatcher(self, rankers=rankers)
 
     def select(self, problem: Problem, **options: Any) -> Choice:
         """The kernel to use for `problem`; options as in `Dispatcher.select`."""

@@ -1,0 +1,80 @@
+"""Times the few kernels expected most of, and the vendor's, on the problems of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewise.core.arch import Arch
+from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import Policy, parse_policy
+from tilewise.core.problem import Problem
+from tilewise.dispatch import default_dispatcher
+from tilewise.engines import get_engine
+from tilewise.ops.contract import get_op
+from tilewise.selection.measured import Times
+from tilewise.sweep.bench import Bench
+
+TOP = 4
+
+
+def tune_problems(
+    problems: Sequence[Problem],
+    arch: Arch,
+    *,
+    top: int = TOP,
+    policy: Policy | None = None,
+    on_done: Callable[[Problem, dict[str, float]], None] = lambda problem, times: None,
+) -> Times:
+    """Times for every problem that some kernel served rightly."""
+    names = ("vendor", "cpu") if arch.kind == "cpu" else ("vendor", "triton", "cuda")
+    bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), names)
+    found: Times = {}
+    for problem in dict.fromkeys(problems):
+        if problem.is_empty:
+            continue
+        times = _timed(bench, problem, _candidates(problem, arch, top))
+        if times:
+            found[problem] = times
+        on_done(problem, times)
+    bench.forget()
+    return found
+
+
+def _bench(arch: Arch, policy: Policy, names: Sequence[str]) -> Bench:
+    engines = {name: get_engine(name) for name in names}
+    if arch.kind == "cpu":
+        from tilewise.sweep.bench_cpu import CpuBench
+
+        return CpuBench(arch, policy, engines)
+    from tilewise.sweep.bench_cuda import CudaBench
+
+    return CudaBench(arch, policy, engines)
+
+
+def _candidates(problem: Problem, arch: Arch, top: int) -> list[Kernel]:
+    """The head of the ranking, and PyTorch's routine."""
+    dispatcher, op = default_dispatcher(problem.op, arch), get_op(problem.op)
+    head: list[Kernel] = []
+    for ranked in dispatcher.select(problem).ranking:
+        kernel = ranked.kernel
+        if kernel.engine != "vendor" and op.why_unusable(kernel, problem, arch) is None:
+            head.append(kernel)
+        if len(head) == top:
+            break
+    vendors = [
+        kernel
+        for kernel in dispatcher.registry.kernels
+        if kernel.engine == "vendor" and getattr(kernel, "library", "") == "torch"
+    ]
+    return [*head, *(k for k in vendors if op.why_unusable(k, problem, arch) is None)]
+
+
+def _timed(bench: Bench, problem: Problem, kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Microseconds of those that serve, timed in turn; a kernel that fails alone is left out."""
+    outcomes = {kernel: bench.run(kernel, problem, lambda: None) for kernel in kernels}
+    sound = [kernel for kernel, outcome in outcomes.items() if outcome.status == "ok"]
+    if not sound:
+        return {}
+    turns = bench.run_in_turn(sound, problem, lambda index: None)
+    found = zip(sound, turns, strict=True)
+    return {k.name: o.timing.time_us for k, o in found if o.timing is not None}

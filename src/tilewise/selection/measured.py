@@ -1,0 +1,154 @@
+"""Plan files: what was timed on a device, which then chooses before any model does.
+
+A file has a section for every device and set of versions; only the one that is exactly this
+process's counts, so every process and every rank that reads a file makes the same choices.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+
+from tilewise import __version__
+from tilewise.core.arch import Arch
+from tilewise.core.compile_expr import Array
+from tilewise.core.kernel import Kernel
+from tilewise.core.problem import Problem
+from tilewise.errors import FileError, InputError
+from tilewise.ops.contract import get_op
+from tilewise.settings import settings
+
+log = logging.getLogger("tilewise")
+
+SCHEMA = 1
+MOST_BYTES = 64 << 20
+Times = dict[Problem, dict[str, float]]
+"""Problem -> kernel name -> microseconds."""
+
+
+class MeasuredRanker:
+    """Ranks by what was timed; it is asked about problems that were."""
+
+    path = "measured"
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        return None if problem in self.times else "it was not timed on this device"
+
+    def knows_vendor(self, kernel: Kernel) -> bool:
+        return any(kernel.name in times for times in self.times.values())
+
+    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
+        """Microseconds, in the order given; infinite for those that were not timed."""
+        times = self.times[problem]
+        return np.array([times.get(kernel.name, inf) for kernel in kernels])
+
+    def leaders_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> None:
+        return None  # looking up costs little
+
+
+def section_of(arch: Arch) -> dict[str, Any]:
+    """What a section must say to count for this process on an architecture."""
+    return {
+        "device": arch.label,
+        "threads": settings().threads if arch.kind == "cpu" else 0,
+        "versions": {"tilewise": __version__, "torch": _torch_version()},
+    }
+
+
+def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def measured_rankers(op: str, arch: Arch) -> list[MeasuredRanker]:
+    """The ranker of the plan file in force, where it has timed an op on this device."""
+    path = settings().plan
+    if path is None:
+        return []
+    try:
+        times = {p: of for p, of in read_plan(path, arch).items() if p.op == op}
+    except InputError as error:
+        # A broken file costs quality, never the call.
+        log.warning("the plan file is left out: %s", error)
+        return []
+    return [MeasuredRanker(times)] if times else []
+
+
+def read_plan(path: Path, arch: Arch) -> Times:
+    """What a plan file holds for this device and these versions."""
+    wanted, found = section_of(arch), {}
+    for section in _sections(path):
+        if {name: section.get(name) for name in wanted} == wanted:
+            found.update(_times(path, section.get("problems")))
+    if not found:
+        log.warning("%s holds nothing for %s", path, wanted)
+    return found
+
+
+def write_plan(path: Path, arch: Arch, times: Times) -> None:
+    """Adds times to a plan file; what it held of other devices, versions and problems stays."""
+    wanted = section_of(arch)
+    others = [s for s in _sections(path) if not _is_of(s, wanted)] if path.exists() else []
+    held: Times = read_plan(path, arch) if path.exists() else {}
+    held.update(times)
+    rows = [{"problem": problem.to_dict(), "us": of} for problem, of in held.items()]
+    text = json.dumps({"schema": SCHEMA, "sections": [*others, {**wanted, "problems": rows}]})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error}") from None
+
+
+def _is_of(section: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return {name: section.get(name) for name in wanted} == wanted
+
+
+def _sections(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        data: Any = json.loads(raw) if len(raw) <= MOST_BYTES else {}
+        sections = data["sections"] if data["schema"] == SCHEMA else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileError(f"{path} is no plan file that `tune` wrote: {error!r}") from None
+    if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
+        raise FileError(f"{path} has schema or sections that `tune` never writes; tune again")
+    return sections
+
+
+def _times(path: Path, rows: Any) -> Times:
+    """The problems of a section, each checked."""
+    found: Times = {}
+    try:
+        for row in rows:
+            op = get_op(row["problem"]["op"])
+            problem = op.problem.from_dict({k: v for k, v in row["problem"].items() if k != "op"})
+            found[problem] = {op.kernel_from_name(k).name: _time(us) for k, us in row["us"].items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(f"{path} holds what is no timed problem: {error}") from None
+    return found
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no time")
+    if not isfinite(value) or value <= 0:
+        raise ValueError(f"{value!r} us is no time")
+    return float(value)

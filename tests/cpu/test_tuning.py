@@ -1,0 +1,165 @@
+"""`tune` times what a model computes; the plan file it writes chooses from then on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import tilewise as tw
+from tilewise.cli.app import app
+from tilewise.dispatch import default_dispatcher
+from tilewise.engines.device import detect
+from tilewise.errors import FileError, InputError
+from tilewise.judge import tuning
+from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.selection.measured import read_plan, section_of, write_plan
+
+PROBLEM = GemmProblem(m=4, n=16, k=32, layout="rcr")
+VENDOR = "gemm_vendor_torch"
+
+
+@pytest.fixture(autouse=True)
+def _no_plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TILEWISE_PLAN", raising=False)
+    yield
+    tw.use_plan(None)
+
+
+def ours() -> str:
+    """Some kernel of ours that serves the problem."""
+    ranking = default_dispatcher("gemm", detect("cpu")).select(PROBLEM).ranking
+    return next(r.kernel.name for r in ranking if r.kernel.engine == "cpu")
+
+
+@pytest.mark.parametrize("is_vendor", [False, True])
+def test_a_plan_file_chooses(tmp_path: Path, is_vendor: bool) -> None:
+    mine = ours()
+    times = {mine: 9.0 if is_vendor else 5.0, VENDOR: 5.0 if is_vendor else 9.0}
+    write_plan(tmp_path / "plan.json", detect("cpu"), {PROBLEM: times})
+    tw.use_plan(tmp_path / "plan.json")
+    choice = tw.select(PROBLEM)
+    assert choice.path == "measured"
+    assert choice.kernel.name == (VENDOR if is_vendor else mine)
+    assert default_dispatcher("gemm", detect("cpu")).vendor_us(PROBLEM) == times[VENDOR]
+    assert tw.select(GemmProblem(m=5, n=16, k=32, layout="rcr")).path != "measured"
+
+
+def test_a_model_is_tuned_and_served_by_what_was_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 4)).train()
+    image = torch.randn(2, 3, 8, 8)
+    times = tw.tune(model, image, plan=tmp_path / "plan.json", top=1)
+    assert {p.op for p in times} == {"gemm", "conv_fwd", "conv_bwd_weight"}
+    assert all(len(of) == 2 for of in times.values())
+    assert all(p.grad is None for p in model.parameters())
+    for problem, of in times.items():
+        choice = tw.select(problem)
+        assert choice.path == "measured"
+        assert of[choice.kernel.name] <= min(of.values()) * 1.03
+    held = json.loads((tmp_path / "plan.json").read_text())
+    (section,) = held["sections"]
+    assert section["versions"]["tilewise"] == tw.__version__
+    assert len(section["problems"]) == len(times)
+
+
+def test_patched_layers_go_by_measured_times(tmp_path: Path) -> None:
+    layer, x = tw.patch(nn.Linear(32, 16)), torch.randn(4, 32)
+    with torch.no_grad():
+        layer(x)
+        for theirs_us, is_ours in ((1e4, True), (1.0, False)):
+            plan = tmp_path / f"{is_ours}.json"
+            write_plan(plan, detect("cpu"), {PROBLEM: {ours(): 50.0, VENDOR: theirs_us}})
+            tw.use_plan(plan)
+            layer(x)
+            assert tw.layers(layer)[-1].served.is_ours == is_ours
+
+
+def test_files_keep_what_others_timed(tmp_path: Path) -> None:
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    write_plan(path, arch, {PROBLEM: {VENDOR: 3.0}})
+    held = json.loads(path.read_text())
+    held["sections"].append({**section_of(arch), "device": "another", "problems": []})
+    path.write_text(json.dumps(held))
+    other = GemmProblem(m=7, n=7, k=7)
+    write_plan(path, arch, {other: {VENDOR: 2.0}})
+    assert read_plan(path, arch) == {PROBLEM: {VENDOR: 3.0}, other: {VENDOR: 2.0}}
+    assert len(json.loads(path.read_text())["sections"]) == 2
+
+
+def test_times_of_other_versions_do_not_count(tmp_path: Path) -> None:
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    write_plan(path, arch, {PROBLEM: {VENDOR: 3.0}})
+    path.write_text(path.read_text().replace(tw.__version__, "0.0.0"))
+    assert read_plan(path, arch) == {}
+
+
+BROKEN: dict[str, Any] = {
+    "text": "{",
+    "list": "[]",
+    "schema": '{"schema": 99, "sections": []}',
+    "sections": '{"schema": 1, "sections": [3]}',
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_left_out(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(BROKEN[name])
+    with pytest.raises(FileError):
+        read_plan(path, detect("cpu"))
+    tw.use_plan(path)
+    assert tw.select(PROBLEM).path != "measured"
+    assert "the plan file is left out" in caplog.text
+
+
+@pytest.mark.parametrize("us", [-1.0, 0, float("nan"), "fast", True])
+def test_what_is_no_time_is_refused(tmp_path: Path, us: Any) -> None:
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    row = {"problem": PROBLEM.to_dict(), "us": {VENDOR: us}}
+    sections = [{**section_of(arch), "problems": [row]}]
+    path.write_text(json.dumps({"schema": 1, "sections": sections}))
+    with pytest.raises(FileError, match="no time"):
+        read_plan(path, arch)
+
+
+def test_kernels_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bench:
+        def run(self, kernel: str, problem: Any, launched: Any) -> Any:
+            return type("Outcome", (), {"status": "ok" if kernel == "good" else "wrong_result"})
+
+        def run_in_turn(self, kernels: list[str], problem: Any, launched: Any) -> list[Any]:
+            assert [kernel.name for kernel in kernels] == ["good"]
+            return [type("Outcome", (), {"timing": type("Timing", (), {"time_us": 2.0})})]
+
+    class Name(str):
+        name = property(str)
+
+    found = tuning._timed(Bench(), PROBLEM, [Name("good"), Name("bad")])  # type: ignore[arg-type, list-item]
+    assert found == {"good": 2.0}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.csv"
+    problems.write_text("M,N,K\n4,16,32\n")
+    plan = tmp_path / "plan.json"
+    words = ["tune", "--op", "gemm", "--problems", str(problems), "--out", str(plan), "--top", "1"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["kernel"] in row["us"]
+    assert len(read_plan(plan, detect("cpu"))) == 1
+
+
+def test_only_models_are_tuned() -> None:
+    with pytest.raises(InputError, match="no model"):
+        tw.tune([])  # type: ignore[arg-type]
