@@ -168,6 +168,7 @@ def _matmul_slowly_into(
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", a, b)
     why = _why_theirs(a, b)
+    is_plain = _is_plain(a, b, out)
     a, b = a.resolve_neg(), b.resolve_neg()
     if why:
         if out.layout is not torch.strided or type(out) not in PLAIN:
@@ -176,7 +177,7 @@ def _matmul_slowly_into(
     is_seen = modes() > 0  # modes see operators, which make their results
     if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
-        return out, again if _is_plain(a, b, out) else None
+        return out, again if is_plain else None
     result = (_product if is_seen else products.matmul)(a, b, deterministic)
     return _into(out, result, a=a, b=b), None
 
