@@ -26,6 +26,8 @@ from tilewise.engines.gpu import bound, engine, nvrtc, starting, workspaces  # n
 from tilewise.engines.gpu.bound import BoundLaunch  # noqa: E402
 from tilewise.engines.gpu.engine import GpuPlan  # noqa: E402
 from tilewise.errors import ExecutionError  # noqa: E402
+from tilewise.ops.configs import load_pool  # noqa: E402
+from tilewise.ops.contract import all_ops, get_op  # noqa: E402
 from tilewise.ops.gemm.arguments import Epilogue  # noqa: E402
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel  # noqa: E402
 from tilewise.ops.launch import (  # noqa: E402
@@ -394,3 +396,47 @@ def test_a_kernel_is_loaded_once_for_all_problems(stub: Stub) -> None:
         GpuPlan(POINTER, problem, H200).execute([a, b], out)
     assert len(stub.calls("load")) == 1 and len(stub.launches()) == 2
     assert len(bound._LOADED) == 1
+
+
+def families() -> list[Any]:
+    """The first kernel of each family in CUDA C++, and of each op in Triton."""
+    found = {}
+    for op in all_ops().values():
+        for made in load_pool(op, H200, ["cuda", "triton"]):
+            is_cuda = made.engine == "cuda"
+            found.setdefault((op.name, made.engine, made.family if is_cuda else ""), made)
+    return [pytest.param(made, id=made.name) for made in found.values()]
+
+
+def tensors(problem: Any, op: Any) -> list[Any]:
+    """Operands and result without contents, dense in the problem's layout."""
+    made = []
+    for shape in op.shapes(problem):
+        axes = range(len(shape))
+        if problem.layout == "nhwc":
+            axes = (0, *range(2, len(shape)), 1)
+        stored = torch.empty([shape[axis] for axis in axes], dtype=torch.bfloat16)
+        made.append(stored.permute([list(axes).index(axis) for axis in range(len(shape))]))
+    return made
+
+
+@pytest.mark.parametrize("chosen", families())
+def test_every_family_reaches_the_driver(
+    chosen: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Stub(folder)
+    install(stub, monkeypatch)
+    monkeypatch.setattr(workspaces.WORKSPACES, "addresses", lambda *_: (FLAGS, SUMS))
+    problem = engine.launch_module(chosen.op).representative(chosen)
+    if chosen.engine == "cuda" and nvrtc.why_no_nvrtc():
+        pytest.skip(str(nvrtc.why_no_nvrtc()))
+    *given, out = tensors(problem, get_op(chosen.op))
+    plan = GpuPlan(chosen, problem, H200)
+    plan.execute(given, out)
+    plan.launcher(given, out)(out, *given)
+    steps = [one for one in stub.calls() if one["call"] in ("clear", "launch")]
+    assert len(steps) == 2 * len(plan._launch(None, True).steps)
+    assert steps[: len(steps) // 2] == steps[len(steps) // 2 :]
+    seen = {number(text) for one in stub.launches() for text in one["parameters"]}
+    seen |= {one["at"] for kind in ("tiled", "im2col") for one in stub.calls(kind)}
+    assert {tensor.data_ptr() for tensor in (*given, out)} <= seen

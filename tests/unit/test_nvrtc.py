@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_be_used_does_not_cost_the_kernel(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(object_cache, "_write", full)
+    monkeypatch.setattr(object_cache, "write_object", full)
     assert nvrtc.compile_cuda(SOURCE, "sm_90").image
     (folder / "cache").chmod(0o777)
     assert nvrtc.compile_cuda(SOURCE, "sm_90").image

@@ -39,12 +39,12 @@ def cached(wanted: Mapping[str, Any], make: Callable[[], GpuObject]) -> GpuObjec
         log.warning("GPU kernels are compiled anew in every process: %s", error)
         return make()
     key = digest(wanted)
-    found = _read(folder / key, key)
+    found = read_object(folder / key, key)
     if found is not None:
         return found
     made = make()
     try:
-        _write(folder / key, key, wanted, made)
+        write_object(folder / key, key, wanted, made)
     except OSError as error:
         log.warning("%s cannot be written: %s", folder / key, error.strerror or error)
     return made
@@ -55,7 +55,7 @@ def _facts(made: GpuObject) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name not in ("image", "was_cached")}
 
 
-def _write(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObject) -> None:
+def write_object(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObject) -> None:
     """Under another name first: readers see all of it or nothing."""
     head = {"key": key, "wanted": dict(wanted), "facts": _facts(made)}
     body = json.dumps(head).encode() + b"\n" + made.image
@@ -71,7 +71,7 @@ def _write(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObject) -> 
         raise
 
 
-def _read(path: Path, key: str) -> GpuObject | None:
+def read_object(path: Path, key: str) -> GpuObject | None:
     """The object if the file is whole and says it is what was asked for."""
     try:
         seal, _, body = read_plain(path, is_private=True).partition(b"\n")
