@@ -10,7 +10,7 @@ import pytest
 from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.build import build_one
 from tilewise.engines.gpu.nvrtc import why_no_nvrtc
-from tilewise.errors import InputError, KernelError
+from tilewise.errors import InputError, KernelError, TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.epilogue import Epilogue
@@ -203,7 +203,7 @@ def test_filters_gradients_take_no_epilogue() -> None:
 
 
 def test_addresses_are_multiples_of_16() -> None:
-    with pytest.raises(KernelError, match="multiple of 16"):
+    with pytest.raises(TensorError, match="multiple of 16"):
         launch(kernel(), layer(), ARCH, is_aligned=False)
 
 

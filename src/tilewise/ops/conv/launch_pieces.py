@@ -7,7 +7,7 @@ from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import InputError, KernelError
+from tilewise.errors import InputError, TensorError
 from tilewise.ops.conv.epilogue import ACTIVATIONS, BIAS, FIRST, OUT, RESIDUAL, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES
@@ -27,7 +27,7 @@ Outer = tuple[int, int, int]
 
 def check_aligned(kernel: DenseConvKernel, is_aligned: bool) -> None:
     if not is_aligned:
-        raise KernelError(
+        raise TensorError(
             f"{kernel.name} copies 16 bytes at a time, but an address is no multiple of 16; "
             "give tensors that begin at one"
         )
