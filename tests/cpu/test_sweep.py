@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tilewise
-from tilewise.cli.sweep import with_vendor
+from tilewise.cli.session import with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy

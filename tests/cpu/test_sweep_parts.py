@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tilewise.cli.progress import progress_bar
-from tilewise.cli.sweep import tell, with_vendor
+from tilewise.cli.session import with_vendor
+from tilewise.cli.sweep import tell
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.measurement import Policy
 from tilewise.data.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilewise import __version__
-from tilewise.cli.sweep import executor, settled_policy
+from tilewise.cli.session import executor, settled_policy
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Policy
 from tilewise.core.model import load_model

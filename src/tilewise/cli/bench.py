@@ -19,9 +19,9 @@ from tilewise.cli.console import (
     parse_problem,
 )
 from tilewise.cli.explain import ProblemWords
-from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
 from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.progress import shown
+from tilewise.cli.session import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement

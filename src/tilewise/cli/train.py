@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,54 +18,63 @@ from tilewise.cli.console import (
 )
 from tilewise.cli.models import StoresArgument
 
+if TYPE_CHECKING:
+    from tilewise.learn.dataset import Dataset
+    from tilewise.learn.params import Params
+    from tilewise.learn.train import Trained
+
+
+OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
+AnyOpOption = Annotated[str, typer.Option("--op", help="Where stores hold several ops.")]
+AnyArchOption = Annotated[
+    str | None, typer.Option("--arch", help="Where stores hold several architectures.")
+]
+FoldsOption = Annotated[int, typer.Option(min=2, help="Of the cross-validation.")]
+ObjectiveOption = Annotated[str, typer.Option(help="regression, lambdarank or top_decile.")]
+TargetsOption = Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")]
+VendorTreesOption = Annotated[
+    int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
+]
+DrawsOption = Annotated[
+    int,
+    typer.Option(min=1, max=64, help="Forests grown on other rows and columns; their mean ranks."),
+]
+HardRoundsOption = Annotated[
+    int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
+]
+WarmStartOption = Annotated[
+    Path | None, typer.Option(help="Continue from this model of the same features.")
+]
+TuneOption = Annotated[int, typer.Option(min=0, help="Optuna trials before training.")]
+CompareFlag = Annotated[bool, typer.Option(help="Also judge every objective on the same folds.")]
+
 
 def train(
     stores: StoresArgument,
-    folder: Annotated[Path, typer.Option("--out", help="The model folder to write.")],
-    op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
-    arch: Annotated[
-        str | None, typer.Option("--arch", help="Where stores hold several architectures.")
-    ] = None,
+    folder: OutOption,
+    op: AnyOpOption = "",
+    arch: AnyArchOption = None,
     dtype: DtypeOption = None,
-    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 5,
-    objective: Annotated[
-        str, typer.Option(help="regression, lambdarank or top_decile.")
-    ] = "regression",
-    targets: Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")] = "",
+    folds: FoldsOption = 5,
+    objective: ObjectiveOption = "regression",
+    targets: TargetsOption = "",
     trees: Annotated[int, typer.Option(min=1)] = 200,
     leaves: Annotated[int, typer.Option(min=2, max=255)] = 16,
     learning_rate: Annotated[float, typer.Option(min=0.001, max=1.0)] = 0.09,
-    vendor_trees: Annotated[
-        int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
-    ] = 0,
-    draws: Annotated[
-        int,
-        typer.Option(
-            min=1, max=64, help="Forests grown on other rows and columns; their mean ranks."
-        ),
-    ] = 1,
-    hard_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
-    ] = 0,
-    warm_start: Annotated[
-        Path | None, typer.Option(help="Continue from this model of the same features.")
-    ] = None,
-    tune: Annotated[int, typer.Option(min=0, help="Optuna trials before training.")] = 0,
-    compare_objectives: Annotated[
-        bool, typer.Option(help="Also judge every objective on the same folds.")
-    ] = False,
+    vendor_trees: VendorTreesOption = 0,
+    draws: DrawsOption = 1,
+    hard_rounds: HardRoundsOption = 0,
+    warm_start: WarmStartOption = None,
+    tune: TuneOption = 0,
+    compare_objectives: CompareFlag = False,
     seed: Annotated[int, typer.Option()] = 0,
     threads: Annotated[int, typer.Option(min=1, max=256)] = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """Trains a model; equal measurements and seed give equal files."""
     from tilewise.core.model import check_place
-    from tilewise.learn import objectives
     from tilewise.learn.dataset import from_stores
-    from tilewise.learn.fit import Trainer
     from tilewise.learn.params import Params
-    from tilewise.learn.train import save
-    from tilewise.learn.train import train as fit
 
     check_place(folder)  # before the hours of training, not after
     # A product (`sm_90:H200`) gives its figures; a bare name leaves them to the measured device.
@@ -83,15 +92,36 @@ def train(
         seed=seed,
         threads=threads,
     )
+    trained, rows = _trained(data, params, folder, folds, warm_start, tune, compare_objectives)
+    if as_json:
+        return emit(_report(folder, data, trained, rows))
+    return _show(folder, data, trained, rows)
+
+
+def _trained(
+    data: Dataset,
+    params: Params,
+    folder: Path,
+    folds: int,
+    warm_start: Path | None,
+    trials: int,
+    compare: bool,
+) -> tuple[Trained, list[dict[str, Any]]]:
+    """The model, written to its folder, and the objectives where they are compared."""
+    from tilewise.learn import objectives
+    from tilewise.learn.fit import Trainer
+    from tilewise.learn.train import save
+    from tilewise.learn.train import train as fit
+
     rows: list[dict[str, Any]] = []
     with err.status("training") as status:
 
         def tell(text: str) -> None:
             status.update(text)
 
-        if tune:
-            params, _ = objectives.tune(Trainer(data), params, trials=tune, progress=tell)
-        if compare_objectives:
+        if trials:
+            params, _ = objectives.tune(Trainer(data), params, trials=trials, progress=tell)
+        if compare:
             rows = objectives.compare_objectives(Trainer(data), params, progress=tell)
         trained = fit(
             data,
@@ -102,19 +132,25 @@ def train(
             progress=tell,
         )
         save(trained, data, folder, **({"objectives": rows} if rows else {}))
+    return trained, rows
+
+
+def _report(
+    folder: Path, data: Dataset, trained: Trained, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "model": str(folder),
+        "rows": len(data),
+        "problems": len(data.problems),
+        "kernels": len(data.kernels),
+        "trees": trained.model.forests["rank"].num_trees,
+        "objectives": rows,
+        **trained.model.metrics,
+    }
+
+
+def _show(folder: Path, data: Dataset, trained: Trained, rows: list[dict[str, Any]]) -> None:
     metrics = trained.model.metrics
-    if as_json:
-        return emit(
-            {
-                "model": str(folder),
-                "rows": len(data),
-                "problems": len(data.problems),
-                "kernels": len(data.kernels),
-                "trees": trained.model.forests["rank"].num_trees,
-                "objectives": rows,
-                **metrics,
-            }
-        )
     show_efficiency(f"{folder.name}: {len(data):,} rows, cross-validated", metrics)
     if metrics["efficiency"]["mean"] < metrics["analytic"]["mean"]:
         err.print(
@@ -125,7 +161,7 @@ def train(
     if rows:
         columns = ["objective", "mean", "median", "p10", "top1"]
         table("objectives", columns, [[row[c] for c in columns] for row in rows])
-    return out.print(f"written to {folder}")
+    out.print(f"written to {folder}")
 
 
 def show_efficiency(title: str, metrics: Any) -> None:

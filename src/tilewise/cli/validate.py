@@ -16,22 +16,39 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
-    err,
     out,
     table,
 )
-from tilewise.cli.live import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
 from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.progress import shown
+from tilewise.cli.session import PolicyOption, Session, TimeoutOption, dispatcher_of, store_folder
+from tilewise.cli.sweep import BudgetOption, problems_of
 from tilewise.core.arch import Arch
 from tilewise.core.problem import spell_problem
 from tilewise.errors import InputError
 
 if TYPE_CHECKING:
+    from tilewise.core.model import Model
     from tilewise.judge.validation import Contenders, Validation
+    from tilewise.problems.files import ProblemFile
 
 SHOWN, NAMED = 20, 3
 """Problems in the table, and those whose kernels are named beneath it."""
+
+
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Keep measurements here, and resume from it.")
+]
+ReplayOption = Annotated[
+    Path | None, typer.Option(help="Judge by this store in place of measuring.")
+]
+LeastMean = Annotated[
+    float | None, typer.Option(min=0, max=100, help="Exit 1 below this mean, in percent.")
+]
+LeastP10 = Annotated[
+    float | None, typer.Option(min=0, max=100, help="Exit 1 below this P10, in percent.")
+]
+LeastRatio = Annotated[float | None, typer.Option(min=0, help="Exit 1 below this geometric mean.")]
 
 
 def validate(
@@ -42,23 +59,13 @@ def validate(
     model: ModelOption = None,
     expression: FilterOption = None,
     policy: PolicyOption = "",
-    store: Annotated[
-        Path | None, typer.Option("--store", help="Keep measurements here, and resume from it.")
-    ] = None,
-    budget: Annotated[float, typer.Option(min=0, help="Stop after so many seconds.")] = 0.0,
+    store: StoreOption = None,
+    budget: BudgetOption = 0.0,
     timeout: TimeoutOption = 5.0,
-    replay: Annotated[
-        Path | None, typer.Option(help="Judge by this store in place of measuring.")
-    ] = None,
-    min_efficiency: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Exit 1 below this mean, in percent.")
-    ] = None,
-    min_p10: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Exit 1 below this P10, in percent.")
-    ] = None,
-    min_vs_vendor: Annotated[
-        float | None, typer.Option(min=0, help="Exit 1 below this geometric mean.")
-    ] = None,
+    replay: ReplayOption = None,
+    min_efficiency: LeastMean = None,
+    min_p10: LeastP10 = None,
+    min_vs_vendor: LeastRatio = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measures every legal kernel, the selected one and the vendor's, and judges the selection.
@@ -66,37 +73,18 @@ def validate(
     The selected kernel is timed in turn with the fastest ones and the vendor's. Stop it in any
     way: with --store the same command carries on.
     """
-    from tilewise.judge import validation
-    from tilewise.problems.files import read_problems
-    from tilewise.sweep.run import Options
-
-    found = read_problems(problems, op, **({"dtype": dtype} if dtype else {}))
-    if dtype and any(p.dtype != dtype for p in found.problems):
-        raise InputError(f"{problems} has problems that are not {dtype}; drop --dtype or split it")
-    for line in found.bad_lines:
-        err.print(f"{problems}, {line}")
+    found = problems_of(problems, op, dtype)
     session = Session.of(arch, policy, timeout, replay)
-    tried = session.recording.tried if session.recording else {}
-    if count := sum(p.key in tried for p in found.problems):
-        raise InputError(
-            f"of {count} of the {len(found.problems)} problems {replay} holds only the most "
-            "promising kernels (--top), whose best need not be the best; leave them out"
-        )
-    loaded = given_model(model) if model else None
-
-    def field(device: Arch) -> Contenders:
-        registry = session.registry(op, device, expression)
-        every = session.with_vendors(op, list(registry))
-        return validation.Contenders(kernels=every, choose=dispatcher_of(registry, loaded).select)
-
-    with store_folder(store) as folder, shown(as_json=False) as on_event:
-        outcome = validation.validate(
-            *(folder, found.problems, field, session.executor(op), session.policy),
-            options=Options(budget_s=budget),
-            why_unusable=session.recording.why_unusable if session.recording else None,
-            labels=[json.dumps(labels, default=str) for labels in found.labels],
-            on_event=on_event,
-        )
+    _check_whole(session, found)
+    outcome = _measured(
+        session,
+        op,
+        found,
+        given_model(model) if model else None,
+        expression=expression,
+        store=store,
+        budget=budget,
+    )
     report = outcome.to_dict()
     limits = {"mean": min_efficiency, "p10": min_p10, "vs_vendor": min_vs_vendor}
     report["checks"] = checks(report["summary"], limits)
@@ -108,6 +96,45 @@ def validate(
         raise typer.Exit(130)
     passed = bool(outcome.verdicts) and all(check["passed"] for check in report["checks"])
     raise typer.Exit(0 if passed else 1)
+
+
+def _check_whole(session: Session, found: ProblemFile) -> None:
+    """Raises where a recording knows only the most promising kernels of a problem."""
+    tried = session.recording.tried if session.recording else {}
+    if count := sum(p.key in tried for p in found.problems):
+        raise InputError(
+            f"of {count} of the {len(found.problems)} problems {session.replay} holds only the "
+            "most promising kernels (--top), whose best need not be the best; leave them out"
+        )
+
+
+def _measured(
+    session: Session,
+    op: str,
+    found: ProblemFile,
+    model: Model | None,
+    *,
+    expression: str | None,
+    store: Path | None,
+    budget: float,
+) -> Validation:
+    """Every kernel that takes part, timed on the session's device."""
+    from tilewise.judge import validation
+    from tilewise.sweep.run import Options
+
+    def field(device: Arch) -> Contenders:
+        registry = session.registry(op, device, expression)
+        every = session.with_vendors(op, list(registry))
+        return validation.Contenders(kernels=every, choose=dispatcher_of(registry, model).select)
+
+    with store_folder(store) as folder, shown(as_json=False) as on_event:
+        return validation.validate(
+            *(folder, found.problems, field, session.executor(op), session.policy),
+            options=Options(budget_s=budget),
+            why_unusable=session.recording.why_unusable if session.recording else None,
+            labels=[json.dumps(labels, default=str) for labels in found.labels],
+            on_event=on_event,
+        )
 
 
 def against_the_vendor(summary: dict[str, Any]) -> str:

@@ -120,7 +120,9 @@ _SHARED = Path(shared.__file__).parent
 
 def _launches(op: Op) -> list[Path]:
     """What decides how kernels are specialised and launched."""
-    return [*op.folder.glob("launch*.py"), op.folder / "arguments.py", _SHARED / "launch.py"]
+    names = ("arguments.py", "epilogue.py", "patches.py", "strides.py", "walk.py")
+    own = [*op.folder.glob("launch*.py"), *(op.folder / name for name in names)]
+    return [*own, _SHARED / "launch.py"]
 
 
 class GpuPlan(Plan):

@@ -1,10 +1,11 @@
-"""What `validate` and `bench` share: the device, who takes part on it, and who chooses."""
+"""What `sweep`, `validate` and `bench` share: the device, who takes part on it, who chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -12,22 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise.cli.console import bearable
-from tilewise.cli.sweep import (
-    device_kind,
-    executor,
-    settled_policy,
-    with_vendor,
-)
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Policy
+from tilewise.core.measurement import Policy, parse_policy
 from tilewise.core.model import Model
 from tilewise.engines import engines_for
-from tilewise.errors import InputError
+from tilewise.errors import ExpressionError, InputError
+from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import LIBRARIES, VendorKernel
 
 if TYPE_CHECKING:
     from tilewise.dispatch import Dispatcher, Registry
+    from tilewise.sweep.crew import WorkerConfig
     from tilewise.sweep.local import Executor
     from tilewise.sweep.recording import Recording
 
@@ -79,20 +77,26 @@ class Session:
         """Those that run kernels of an op on such a device."""
         return engines_for(self.kind, get_op(op))
 
-    def executor(self, op: str) -> Executor:
-        """One worker: several would share the device that is being timed."""
+    def config(
+        self, op: str, engines: Sequence[str] = (), *, batch: int = 20, jobs: int = 0
+    ) -> WorkerConfig:
+        """What workers of this device are told; without `engines` they have all of the op's."""
         from tilewise.sweep.crew import WorkerConfig
         from tilewise.sweep.supervisor import Limits
 
-        config = WorkerConfig(
-            engines=self.engines(op),
+        return WorkerConfig(
+            engines=tuple(engines) or self.engines(op),
             policy=self.policy,
             kind=self.kind,
             arch=self.arch,
             replay=str(self.replay) if self.replay else "",
-            limits=Limits(timeout_s=self.timeout),
+            limits=Limits(timeout_s=self.timeout, batch=batch),
+            jobs=jobs,
         )
-        return executor("local", config, 1, "")
+
+    def executor(self, op: str) -> Executor:
+        """One worker: several would share the device that is being timed."""
+        return executor("local", self.config(op), 1, "")
 
     def registry(self, op: str, arch: Arch, expression: str | None = None) -> Registry:
         """What `tilewise.select` chooses from, less foreign kernels; or what was recorded.
@@ -145,3 +149,67 @@ def store_folder(given: Path | None) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="tilewise-") as folder:
         yield Path(folder)
+
+
+def settled_policy(text: str, kind: str) -> Policy:
+    """The policy asked for; on a CPU with the number of threads, which is part of its identity."""
+    policy = parse_policy(text, kind)
+    if kind == "cpu" and policy.launch == "graph":
+        raise InputError("policy launch is 'graph'; a CPU has no graphs: use launch=eager")
+    if kind != "cpu" or policy.threads:
+        return policy
+    from tilewise.settings import settings
+
+    return replace(policy, threads=settings().threads)
+
+
+def device_kind(arch: str | None) -> str:
+    """`cpu` or `gpu`, without touching the device: that is left to workers."""
+    if arch:
+        return load_arch(arch).kind
+    from tilewise.sweep.device_info import visible_gpus
+
+    return "gpu" if visible_gpus() else "cpu"
+
+
+def with_vendor(
+    kernels: list[Kernel], op: str, engines: list[str], expression: str | None
+) -> list[Kernel]:
+    """The kernels and the vendor's, which is measured like any other.
+
+    A filter on tiles would leave the vendor out, which has none; it stays unless the filter is
+    about engines, or `--engines` does not name it. Where such a filter leaves no other kernel it
+    is refused: the vendor alone is not what was asked for.
+    """
+    if "vendor" not in engines or any(k.engine == "vendor" for k in kernels):
+        return kernels
+    vendors: list[Kernel] = [VendorKernel(op_name=op, library=library) for library in LIBRARIES]
+    is_about_engines = re.search(r"\bengine\b", expression or "") is not None
+    if expression and not kernels and not is_about_engines:
+        raise InputError(
+            f"--filter {expression!r} leaves no kernel of {op}; `tilewise kernels list --op {op}` "
+            "shows what there is, and --filter \"engine == 'vendor'\" is for the vendor alone"
+        )
+    if is_about_engines:
+        try:
+            vendors = filter_kernels(vendors, expression or "")
+        except ExpressionError:  # it names fields that the vendor does not have
+            vendors = []
+    return [*kernels, *vendors]
+
+
+def executor(on: str, config: WorkerConfig, workers: int, address: str) -> Executor:
+    """Where the sweep runs."""
+    if on == "ray":
+        from tilewise.sweep.ray_backend import RayExecutor
+
+        return RayExecutor(config, workers=workers, address=address)
+    if on != "local":
+        raise InputError(f"--on is {on!r}; use local or ray")
+    if address:
+        raise InputError(f"--address {address} is a Ray cluster's; add --on ray")
+    from tilewise.sweep.device_info import visible_gpus
+    from tilewise.sweep.local import LocalExecutor
+
+    gpus = visible_gpus() if config.kind == "gpu" else []
+    return LocalExecutor(config, workers=workers or len(gpus) or 1, gpus=gpus)
