@@ -24,7 +24,7 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.sweep.bench import classify, random_values
 from tilewise.sweep.bench_cpu import CpuBench
 from tilewise.sweep.crew import WorkerConfig, judged
-from tilewise.sweep.device_info import arch_from_dict, arch_to_dict, as_arch
+from tilewise.sweep.device_info import as_arch
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Summary, sweep
 
@@ -216,7 +216,7 @@ def test_tensors_beyond_this_machines_memory_are_not_begun(
 
 def test_devices_travel_as_plain_data() -> None:
     live = detect("cpu")
-    there: Arch = arch_from_dict(json.loads(json.dumps(arch_to_dict(live))))
+    there: Arch = Arch.from_dict(json.loads(json.dumps(live.to_dict())))
     assert there == live
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tilewise.core.arch import devices, known_archs, load_arch, parse_arch, sources
+from tilewise.core.arch import Arch, devices, known_archs, load_arch, parse_arch, sources
 from tilewise.engines.device import detect, detect_cpu, gpu_arch, why_no_gpu
 from tilewise.errors import ArchError
 
@@ -200,6 +200,18 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
 def test_zen4_has_one_wide_port(tmp_path: Path) -> None:
     zen4 = "vendor_id : AuthenticAMD\ncpu family : 25"
     assert detect_cpu(machine(tmp_path, FLAGS_AVX512, extra=zen4)).simds_per_cu == 1
+
+
+def test_caches_that_shrink_are_not_believed(tmp_path: Path) -> None:
+    """What a sweep's worker says of its device is checked like any other figures."""
+    machine(tmp_path, FLAGS_AVX2)
+    third = tmp_path / "sys/devices/system/cpu/cpu0/cache/index9"
+    third.mkdir()
+    for name, text in (("level", "3"), ("type", "Unified"), ("size", "64K")):
+        (third / name).write_text(text)
+    arch = detect_cpu(tmp_path)
+    assert arch.l2_bytes == load_arch(arch.name).l2_bytes
+    assert Arch.from_dict(arch.to_dict()) == arch
 
 
 def test_a_machine_without_proc_still_has_a_cpu(tmp_path: Path) -> None:

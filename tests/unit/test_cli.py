@@ -147,7 +147,7 @@ def test_rank_of_no_work_shows_no_table() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["rank", "--op", "gemm", "M=1"], "gemm needs N, K as well"),
+        (["rank", "--op", "gemm", "M=1"], "N, K missing; gemm needs at least M, N, K"),
         (["rank", "--op", "gemm", "M=1", "M=2", "N=1", "K=1"], "M is given twice"),
         (["rank", "--op", "gemm", "--engine", "abacus", "M=1", "N=1", "K=1"], "'abacus'"),
         (["kernels", "list", "--op", "gemm", "--dtype", "bogus"], "dtype is 'bogus'"),
@@ -157,7 +157,7 @@ def test_rank_of_no_work_shows_no_table() -> None:
         (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "no file name"),
         (["build", "--op", "gemm", "--arch", "gfx942", "--engine", "ck_tile"], "own library"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K"], "'K' is not KEY=VALUE"),
-        (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "unknown keys"),
+        (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "gemm has no Z"),
         (["rank", "--op", "gem", "M=1"], "op 'gem' is unknown; use one of"),
         (["rank", "--op", "gemm", "--arch", "sm_12", "M=1", "N=1", "K=1"], "'sm_12' is unknown"),
         (["rank", "--op", "gemm", "--dtype", "fp3", "M=1", "N=1", "K=1"], "dtype is 'fp3'"),

@@ -423,3 +423,16 @@ def test_tiles_of_gpu_kernels_are_the_kernels_own(dtype: str, layout: str) -> No
                 continue
             v = values_of(GEMM, problem, kernel)
             assert (v["blocks_m"], v["blocks_n"]) == kernel.tiles(problem), kernel.name
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+@pytest.mark.parametrize(("m", "n"), [(8, 4096), (4096, 8), (64, 64)])
+def test_kernels_and_features_agree_on_who_swaps(layout: str, m: int, n: int) -> None:
+    """The rule stands twice, in Python for launches and as an expression that becomes C."""
+    seen = set()
+    for kernel in load_pool(get_op("gemm"), load_arch("sm_90"), ["triton"]):
+        problem = GemmProblem(m=m, n=n, k=256, layout=layout, dtype=kernel.dtype)
+        found = GEMM.evaluate(rows_of(GEMM, problem, kernel), ["swapped"])["swapped"][0]
+        assert bool(found) is kernel.swaps(problem), kernel.name
+        seen.add((kernel.family, bool(found)))
+    assert len(seen) > 8

@@ -14,7 +14,6 @@ from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.compiling import Builder
 from tilewise.sweep.crew import WorkerConfig
-from tilewise.sweep.device_info import arch_to_dict
 from tilewise.sweep.process import WorkerGoneError
 
 pytest.importorskip("triton")
@@ -34,7 +33,7 @@ def test_what_a_problem_needs_is_compiled_before_it_is_measured(tmp_path: Path) 
         jobs=1,
         environment={"TRITON_CACHE_DIR": str(tmp_path)},
     )
-    builder = Builder(lambda: config.spawn("build"), arch_to_dict(load_arch("sm_90")), jobs=1)
+    builder = Builder(lambda: config.spawn("build"), load_arch("sm_90").to_dict(), jobs=1)
     try:
         facts = builder.wait([(KERNEL.key, KERNEL.to_dict())])
         assert facts[KERNEL.key]["status"] == "ok"

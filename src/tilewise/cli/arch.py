@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import JsonFlag, emit, out, resolve_arch, table
+from tilewise.cli.console import JsonFlag, emit, out, table
 from tilewise.core.arch import devices, known_archs, load_arch, sources
+from tilewise.engines.device import resolve_arch
 
 app = typer.Typer(help="Architectures and the live device.", no_args_is_help=True)
 

@@ -20,13 +20,13 @@ from tilewise.cli.console import (
     emit,
     err,
     out,
-    resolve_arch,
     table,
 )
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.engines import Build, Resources, get_engine, is_foreign
+from tilewise.engines.device import resolve_arch
 from tilewise.errors import BuildError, InputError
 
 SECONDS_BETWEEN_LINES = 5.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +12,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tilewise.core.arch import Arch, load_arch
 from tilewise.core.problem import Problem, spell_problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
+from tilewise.problems.rows import problem_from_words
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
@@ -115,32 +114,11 @@ def _is_number(text: str) -> bool:
     return text.replace(",", "").replace(".", "").lstrip("-").rstrip("x%").isdigit()
 
 
-def resolve_arch(name: str | None) -> Arch:
-    """The architecture asked for, or the live device's; `sm_90:H200` names a product."""
-    if name is None:
-        from tilewise.engines.device import detect
-
-        return detect()
-    return load_arch(name)
-
-
 def parse_problem(op: str, words: Sequence[str], element: str | None = None) -> Problem:
-    """A problem from `KEY=VALUE` words."""
-    values: dict[str, Any] = {"dtype": element} if element else {}
-    kind = get_op(op).problem
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not text:
-            raise InputError(f"{word!r} is not KEY=VALUE; write for example M=128 N=1536 K=7168")
-        if key in values:
-            raise InputError(f"{key} is given twice; give it once")
-        is_number = text.isascii() and text.removeprefix("-").isdecimal()
-        values[key] = int(text) if is_number and len(text) < 100 else text
-    needed = {f.name for f in fields(kind) if f.default is MISSING}  # type: ignore[arg-type]
-    missing = [key for key, name in kind.KEYS.items() if name in needed and key not in values]
-    if missing:
-        raise InputError(f"{op} needs {', '.join(missing)} as well, for example {missing[0]}=64")
-    return get_op(op).make_problem(**values)
+    """A problem from `KEY=VALUE` words, with the dtype that an option gives."""
+    if element and any(word.partition("=")[0].strip().lower() == "dtype" for word in words):
+        raise InputError("dtype is given twice; give it once")
+    return problem_from_words(words, op, dtype=element)
 
 
 def spell_values(values: Mapping[str, Any]) -> str:

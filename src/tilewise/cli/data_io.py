@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, JsonFlag, emit, err, out, resolve_arch, table
+from tilewise.cli.console import DtypeOption, JsonFlag, emit, err, out, table
+from tilewise.engines.device import resolve_arch
 
 OnlyOpOption = Annotated[str, typer.Option("--op", help="Only this op; by default any.")]
 StoreArgument = Annotated[Path, typer.Argument(help="A store; made where there is none.")]

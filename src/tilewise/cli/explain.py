@@ -16,7 +16,6 @@ from tilewise.cli.console import (
     listing,
     out,
     parse_problem,
-    resolve_arch,
     spell_values,
     table,
 )
@@ -25,6 +24,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.engines.device import resolve_arch
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.selection.opening import measured_kernels

@@ -16,12 +16,12 @@ from tilewise.cli.console import (
     emit,
     out,
     parse_problem,
-    resolve_arch,
     table,
 )
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
+from tilewise.engines.device import resolve_arch
 from tilewise.errors import FileError, InputError
 from tilewise.ops.configs import (
     dump_kernels,

@@ -18,10 +18,10 @@ from tilewise.cli.console import (
     emit,
     err,
     out,
-    resolve_arch,
     table,
 )
 from tilewise.core.problem import Problem
+from tilewise.engines.device import resolve_arch
 from tilewise.errors import FileError, InputError
 from tilewise.ops.contract import get_op
 from tilewise.problems.augment import as_efficiency

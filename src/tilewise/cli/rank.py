@@ -16,10 +16,10 @@ from tilewise.cli.console import (
     listing,
     out,
     parse_problem,
-    resolve_arch,
 )
 from tilewise.cli.kernels import EngineOption
 from tilewise.dispatch import default_registry
+from tilewise.engines.device import resolve_arch
 from tilewise.selection.choice import Choice
 
 

@@ -14,12 +14,12 @@ from tilewise.cli.console import (
     OpOption,
     emit,
     parse_problem,
-    resolve_arch,
     table,
 )
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.cli.models import ModelOption, pick_model
+from tilewise.engines.device import resolve_arch
 
 
 def search(

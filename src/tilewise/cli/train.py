@@ -13,10 +13,10 @@ from tilewise.cli.console import (
     emit,
     err,
     out,
-    resolve_arch,
     table,
 )
 from tilewise.cli.models import StoresArgument
+from tilewise.engines.device import resolve_arch
 
 if TYPE_CHECKING:
     from tilewise.learn.dataset import Dataset

@@ -6,12 +6,12 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.dispatch.dispatcher import Dispatcher, Result
 from tilewise.dispatch.registry import Priority, Registry
-from tilewise.engines.device import detect
+from tilewise.engines.device import detect, resolve_arch
 from tilewise.errors import InputError, TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
@@ -41,13 +41,6 @@ def default_dispatcher(op: str, arch: Arch) -> Dispatcher:
 def _dispatcher(op: str, arch: Arch, under: Settings) -> Dispatcher:
     """Settings say where models are, hence one dispatcher for each."""
     return default_registry(op, arch).dispatcher
-
-
-def resolve_arch(arch: str | Arch | None) -> Arch:
-    """An architecture from its name, a value, or the live device."""
-    if arch is None:
-        return detect()
-    return load_arch(arch) if isinstance(arch, str) else arch
 
 
 def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | None = None) -> Choice:

@@ -69,6 +69,13 @@ def why_no_gpu() -> str | None:
     return None
 
 
+def resolve_arch(arch: str | Arch | None) -> Arch:
+    """An architecture by its name (`sm_90`, `sm_90:H200`), as a value, or the live device's."""
+    if arch is None:
+        return detect()
+    return load_arch(arch) if isinstance(arch, str) else arch
+
+
 def gpu_arch(properties: Any) -> Arch:
     """The architecture of a GPU, from PyTorch's device properties (CUDA or ROCm)."""
     base = _closest(_gpu_file(properties), str(properties.name))
@@ -235,6 +242,7 @@ def _caches(root: Path) -> dict[str, int]:
         if found and level in ("1", "2", "3") and _read(index / "type") in ("Data", "Unified"):
             size = int(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]]
             sizes[f"l{level}_bytes"] = size
-    if not {"l1_bytes", "l2_bytes"} <= sizes.keys() or sizes["l1_bytes"] > sizes["l2_bytes"]:
-        return {}
+    first, second, third = (sizes.get(f"l{level}_bytes", 0) for level in (1, 2, 3))
+    if not first or not first <= second <= (third or second):
+        return {}  # some hypervisors make them up
     return {"l3_bytes": 0, **sizes}

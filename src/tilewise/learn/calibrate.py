@@ -106,14 +106,8 @@ def kernel_factors(data: Dataset, calibration: Calibration) -> dict[str, Array]:
     return {f"k_factor_{t}": table[:, i] for i, t in enumerate(TERMS)}
 
 
-def calibrated_us(data: Dataset, features: FeatureSet, calibration: Calibration) -> Array:
-    """The calibrated time of every row."""
-    rows = data.rows(features, kernel_factors(data, calibration))
-    return features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
-
-
 def total_us(terms: Array, data: Dataset, factors: Mapping[str, Array]) -> Array:
-    """The same from a ready matrix of terms, in the order of the expression."""
+    """The calibrated time of every row, in the order of the expression `calibrated_us`."""
     total = np.zeros(len(data))
     for i, t in enumerate(TERMS):
         part = factors[f"k_factor_{t}"][data.kernel_index] * terms[:, i]

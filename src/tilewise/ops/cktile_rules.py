@@ -87,11 +87,6 @@ class CkTileKernel(Kernel):
         """What one wave computes at a time; zeros where the name does not say."""
         return (self.warp_tile_m, self.warp_tile_n, self.warp_tile_k)
 
-    @property
-    def lds_bytes(self) -> int:
-        """Shared memory for the staged operands; the epilogue reuses it."""
-        return _lds_bytes(values_of(self))
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:

@@ -34,10 +34,6 @@ class Predictor:
         self._check(problem, kernels)
         return self._ranker.rank(problem, kernels, self.arch)
 
-    def select_best(self, problem: Problem, kernels: Sequence[Kernel]) -> Ranked:
-        """The kernel predicted fastest."""
-        return self.rank_kernels(problem, kernels)[0]
-
     def predict_latency(self, problem: Problem, kernels: Sequence[Kernel]) -> Array:
         """Microseconds, in the order given."""
         return self._absolute("latency", problem, kernels)

@@ -12,7 +12,7 @@ from tilewise.core.measurement import Policy
 from tilewise.engines.contract import Resources
 from tilewise.engines.gpu.objects import over_limit
 from tilewise.sweep.compiling import Builder, Facts
-from tilewise.sweep.device_info import DeviceInfo, arch_to_dict
+from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.plan import Task, leaders
 from tilewise.sweep.process import WorkerProcess
 from tilewise.sweep.supervisor import Limits, Result, Supervisor
@@ -90,7 +90,7 @@ class Crew:
         """A builder for this slot, or to be shared with others of the same machine."""
         self.builder = Builder(
             lambda: self.config.spawn("build"),
-            arch_to_dict(arch),
+            arch.to_dict(),
             jobs=self.config.jobs,
             on_built=lambda facts: self._on_event({"event": "built", **facts}),
             on_lost=lambda words: self._on_event({"event": "builder_lost", "message": words}),

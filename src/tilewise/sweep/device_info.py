@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ class DeviceInfo:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "arch": arch_to_dict(self.arch),
+            "arch": self.arch.to_dict(),
             "toolchains": {name: dict(by_op) for name, by_op in self.toolchains.items()},
             "unavailable": dict(self.unavailable),
         }
@@ -39,32 +39,10 @@ class DeviceInfo:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         return cls(
-            arch=arch_from_dict(values["arch"]),
+            arch=Arch.from_dict(values["arch"]),
             toolchains=values["toolchains"],
             unavailable=values["unavailable"],
         )
-
-
-def arch_to_dict(arch: Arch) -> dict[str, Any]:
-    """JSON-ready figures."""
-    values = {f.name: getattr(arch, f.name) for f in fields(Arch)}
-    return {**values, "features": sorted(arch.features)}
-
-
-def arch_from_dict(values: Mapping[str, Any]) -> Arch:
-    """The architecture that `arch_to_dict` wrote."""
-    instructions = {
-        name: tuple((int(m), int(n), int(k)) for m, n, k in tiles)
-        for name, tiles in values["matrix_instructions"].items()
-    }
-    return Arch(
-        **{
-            **values,
-            "matrix_instructions": instructions,
-            "warp_splits": tuple((int(m), int(n), int(k)) for m, n, k in values["warp_splits"]),
-            "features": frozenset(values["features"]),
-        }
-    )
 
 
 LIVE_FIGURES = (

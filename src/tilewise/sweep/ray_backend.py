@@ -18,7 +18,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.errors import ExecutionError, InputError, TilewiseError
 from tilewise.sweep.crew import Crew, WorkerConfig
-from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, arch_to_dict
+from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.local import TICK_S, Executor, Step, check_workers
 from tilewise.sweep.plan import Assignment, Task
 from tilewise.sweep.supervisor import Result
@@ -57,7 +57,7 @@ class Slot:
         All `kernels` are compiled on the cores of this node from the first task on, then for the
         problems `ahead`, which come next to this slot.
         """
-        live = arch_from_dict(arch)
+        live = Arch.from_dict(arch)
         builder = self._crew.builder or self._crew.make_builder(live)
         if kernels:
             builder.request(kernels)
@@ -170,7 +170,7 @@ class RayExecutor(Executor):
         self._next_work = next_work
         is_ahead = arch.kind == "gpu" and not self.config.replay
         # On a CPU nothing is compiled while something is measured.
-        shared = (arch_to_dict(arch), self._ray.put(list(kernels)) if is_ahead else ())
+        shared = (arch.to_dict(), self._ray.put(list(kernels)) if is_ahead else ())
         served = time.monotonic()
         while self._is_unfinished():
             if any(hand.work or hand.pending is None for hand in self._hands):

@@ -31,7 +31,7 @@ from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, MachineError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device_info import DeviceInfo, arch_from_dict, as_arch, open_lock
+from tilewise.sweep.device_info import DeviceInfo, as_arch, open_lock
 from tilewise.sweep.recording import Recording
 
 MOST_OUTPUT_BYTES = 1 << 30
@@ -186,7 +186,7 @@ class Worker:
 
     def build(self, order: Mapping[str, Any]) -> None:
         """Compiles kernels in parallel. On a CPU nobody measures meanwhile."""
-        arch = arch_from_dict(order["arch"])
+        arch = Arch.from_dict(order["arch"])
         self._kind = arch.kind
         by_engine: dict[str, list[Item]] = {}
         for item in order["items"]:
@@ -203,7 +203,7 @@ class Worker:
 
         What fails here fails again where it is measured, and is recorded there.
         """
-        arch = arch_from_dict(order["arch"])
+        arch = Arch.from_dict(order["arch"])
         kernels = [self.kernel(values) for values in order["kernels"]]
         problems = [get_op(p["op"]).problem.from_dict(p) for p in order["problems"]]
         why = get_op(problems[0].op).why_unusable

@@ -32,6 +32,8 @@ _KERNEL = (*kernel_fields(KERNEL_TYPES), *calibration_fields())
 
 # Most kernels deal out tiles. `streamk` deals out steps, and `fill` cuts the reduction of a last
 # wave's tiles in as many slices as end soonest; leaving and adding up a slice costs a few steps.
+# Launches decide with costs that depend on the tile (`launch_hopper`); these are those of small
+# ones, and models were trained with them.
 _CUTS = [
     f"ceil_div(tiles % slots * {cut}, slots) * (steps / {cut} + 2) + {1.7 * cut:.1f}"
     for cut in (2, 3, 4, 6, 8, 12, 16)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The binary interface between tilewise and a compiled CPU kernel. Mirrored by engines/cpu/abi.py.
+// The binary interface between tilewise and a compiled CPU kernel. Mirrored by the ops' abi.py.
 #pragma once
 #include <cstdint>
 
