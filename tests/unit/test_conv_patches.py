@@ -15,7 +15,7 @@ from tilewise.ops.launch import CudaSource
 
 ARCH = load_arch("sm_90:H200")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
-FAMILIES = ("depthwise", "grouped")
+FAMILIES = ("channelwise", "depthwise", "grouped")
 
 
 def layers(direction: str) -> dict[str, ConvProblem]:
@@ -31,6 +31,8 @@ def layers(direction: str) -> dict[str, ConvProblem]:
         wide = {"c": 96, "k": 96, "g": 96, "y": taps, "x": taps, "pad_h": taps // 2}
         made[f"depthwise_{taps}"] = base | wide | {"pad_w": taps // 2}
         made[f"depthwise_{taps}_strided"] = made[f"depthwise_{taps}"] | strided
+    large = {"c": 96, "k": 96, "g": 96, "y": 31, "x": 31, "pad_h": 15, "pad_w": 15}
+    made["channelwise_31"] = base | large
     line = {"h": 1, "y": 1, "pad_h": 0, "w": 2048, "x": 4, "pad_w": 3}
     made["depthwise_1d"] = base | line | {"c": 1536, "k": 1536, "g": 1536, "n": 8}
     return {name: ConvProblem(direction=direction, **sizes) for name, sizes in made.items()}

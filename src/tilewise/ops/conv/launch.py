@@ -19,6 +19,7 @@ MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
     **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather")},
     ("cuda", "halo"): "launch_halo",
+    ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
 }

@@ -63,18 +63,21 @@ class Image:
 
 
 def images(
-    problem: ConvProblem, strides: tuple[Strides, Strides, Strides], is_aligned: bool
+    problem: ConvProblem,
+    strides: tuple[Strides, Strides, Strides],
+    is_aligned: bool,
+    chunk_bytes: int = 16,
 ) -> tuple[Image, Image]:
-    """The forward input and output, wherever the call has them."""
+    """The forward input and output, wherever the call has them; read by chunks of so many bytes."""
     p = problem
     if not is_aligned:
-        raise KernelError("patches are copied by TMA; give tensors that begin at 16 bytes")
+        raise KernelError("an address is no multiple of 16 bytes; give tensors that begin at one")
     pitches = outer_pitches(problem, strides)
     x_at, y_at = {"fwd": (0, 2), "bwd_data": (2, 0), "bwd_weight": (0, 1)}[p.direction]
     for at in (x_at, y_at):
-        if pitches[at] * element(p.dtype).bytes % 16:
+        if pitches[at] * element(p.dtype).bytes % chunk_bytes:
             raise KernelError(
-                f"images lie {pitches[at]} elements apart; TMA copies want a multiple of 16 bytes"
+                f"images lie {pitches[at]} elements apart; they are read by {chunk_bytes} bytes"
             )
     x = Image(
         tensor=x_at,
