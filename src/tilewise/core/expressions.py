@@ -33,7 +33,7 @@ _ARGUMENTS = {"min": 0, "max": 0, "ceil_div": 2, "gcd": 2}
 MAX_LENGTH = 10_000
 MAX_DEPTH = 200
 MAX_WEIGHT = 20_000
-"""Operations that one expression may come to when it is written out."""
+"""Operations that one expression, or all of a model, may come to when they are written out."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -72,6 +72,8 @@ class Expression:
     tree: ast.expr = field(compare=False, repr=False)
     fields: frozenset[str]
     evaluate: Evaluate = field(compare=False, repr=False)
+    weight: int = field(compare=False, repr=False)
+    """Operations that it comes to when it is written out."""
 
     def __call__(self, values: Values) -> Any:
         """The value for one set of fields."""
@@ -103,9 +105,10 @@ def parse(source: str, known: Iterable[str]) -> Expression:
         raise ExpressionError(f"not an expression: {message}", text, column) from None
     names: set[str] = set()
     _check(tree, frozenset(known), names, text)
-    if _weight(tree) > MAX_WEIGHT:
+    weight = _weight(tree)
+    if weight > MAX_WEIGHT:
         raise ExpressionError(f"the expression comes to more than {MAX_WEIGHT} operations", text)
-    return Expression(text, tree, frozenset(names), _compile(tree))
+    return Expression(text, tree, frozenset(names), _compile(tree), weight)
 
 
 def _check(root: ast.expr, known: frozenset[str], names: set[str], text: str) -> None:

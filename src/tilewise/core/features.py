@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array, check_compiles, encode, evaluate
-from tilewise.core.expressions import Expression, parse
+from tilewise.core.expressions import MAX_WEIGHT, Expression, parse
 from tilewise.core.source import identifier, word
 from tilewise.errors import ExpressionError
 
@@ -190,6 +190,9 @@ class FeatureSet:
                 word(each)
         if len(set(names)) < len(names):
             raise ExpressionError("a name is defined twice")
+        weight = sum(expression.weight for expression in self.expressions.values())
+        if weight > MAX_WEIGHT:
+            raise ExpressionError(f"{weight} operations are defined; {MAX_WEIGHT} are allowed")
         for expression in self.expressions.values():
             check_compiles(expression, self.words)
 

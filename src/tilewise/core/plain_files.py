@@ -9,8 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
+from typing import BinaryIO
 
 MOST_BYTES = 1 << 30
 """Of any file that is read whole."""
@@ -56,6 +60,29 @@ def read_plain(path: Path | str, *, most: int = MOST_BYTES, is_private: bool = F
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
     return data
+
+
+@contextmanager
+def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
+    """A new file to write to; whole and on the disk, it takes the place of `path`.
+
+    What a link at `path` leads to stays as it is. Its name until then is nobody's guess, or
+    `scratch`, which only one process may use at a time: what a killed one left there goes first.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if scratch is None:
+        scratch = path.with_name(f".{path.name[:100]}.{token_hex(8)}")
+    else:
+        scratch.unlink(missing_ok=True)
+    try:
+        with open(os.open(scratch, flags, 0o666), "wb") as file:  # noqa: PTH123  # a descriptor
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        with suppress(OSError):
+            scratch.unlink()
 
 
 _given = count()

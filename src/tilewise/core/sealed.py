@@ -37,6 +37,10 @@ class SealedFolder:
     def __contains__(self, name: str) -> bool:
         return name in self.manifest["files"]
 
+    def holds(self, name: str) -> bool:
+        """Whether a file that the manifest lists is there: serving needs few of them."""
+        return name in self and (self.path / name).is_file()
+
     def read(self, name: str) -> bytes:
         """The bytes of a file whose checksum is the manifest's."""
         wanted = self.manifest["files"].get(name)

@@ -47,10 +47,10 @@ class LockedFile:
 
     @classmethod
     def take(cls, path: Path, *, create: bool) -> Self | None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0) | os.O_NOFOLLOW
         while True:
             try:
-                descriptor = os.open(path, flags, 0o644)
+                descriptor = open_plain(path, flags, mode=0o644)
             except FileNotFoundError:
                 if create:
                     raise

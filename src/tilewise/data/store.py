@@ -11,16 +11,17 @@ what it leaves behind reads the same, and the next writer tidies it up.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
+from tilewise.core.plain_files import replacing
 from tilewise.data.derived import columns_to_read
 from tilewise.data.journal import SUFFIX, Journal, LockedFile, read_journal
 from tilewise.data.schema import (
@@ -114,6 +115,8 @@ class Store:
         folder = self.path / "claims"
         try:
             folder.mkdir(exist_ok=True)
+            if folder.is_symlink():  # where locks would be made is not for a store to say
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a link")
         except OSError as error:
             raise _unwritable(self.path, error) from None
         return self._take(folder / name, create=True)
@@ -212,7 +215,8 @@ def fold(journal: LockedFile) -> None:
 def _set_aside(path: Path, data: bytes) -> None:
     """Keeps what could not be read; `data check` tells about it."""
     try:
-        path.write_bytes(data)
+        with replacing(path, path.with_name(f".{path.name}")) as file:
+            file.write(data)
     except OSError as error:
         raise _unwritable(path.parent, error) from None
 
@@ -221,15 +225,11 @@ def write_shard(path: Path, table: Any, *, level: int = 1) -> None:
     """Writes a shard so that it is there whole or not at all, even after a power cut."""
     import pyarrow.parquet as pq
 
-    scratch = path.with_name(f".{path.name}")
     try:
-        with scratch.open("wb") as file:
+        with replacing(path, path.with_name(f".{path.name}")) as file:
             pq.write_table(
                 table, file, compression="zstd", compression_level=level, write_page_checksum=True
             )
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -237,9 +237,6 @@ def write_shard(path: Path, table: Any, *, level: int = 1) -> None:
             os.close(folder)
     except OSError as error:
         raise _unwritable(path.parent, error) from None
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
 
 
 def read_shard(path: Path, columns: Sequence[str] | None = None) -> Any:

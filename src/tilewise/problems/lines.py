@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from tilewise.core.plain_files import replacing
 from tilewise.errors import FileError
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
@@ -156,30 +155,20 @@ def replace_text(target: Path, text: str) -> None:
 
     What a link points to is written, not the link, and a device or pipe is written to.
     """
-    temporary = None
+    data = text.encode("utf-8", "backslashreplace")
     try:
         if _is_stream(target):
-            _write(target, "a", text)
+            with target.open("ab") as stream:
+                stream.write(data)
             return
-        place = target.resolve()
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        _write(temporary, "w", text)
-        temporary.replace(place)
+        with replacing(target.resolve()) as file:
+            file.write(data)
     except (OSError, RuntimeError, ValueError) as error:  # of links in a loop, of null bytes
         what = getattr(error, "strerror", None) or error
-        raise FileError(f"{target} cannot be written: {what}") from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        raise FileError(f"{str(target)[:200]} cannot be written: {what}") from None
 
 
 def _is_stream(target: Path) -> bool:
     """Whether what is written there goes on elsewhere, such as standard output."""
     is_descriptor = str(target).startswith(("/dev/std", "/dev/fd/", "/proc/"))
     return is_descriptor or (target.exists() and not target.is_file())
-
-
-def _write(path: Path, mode: str, text: str) -> None:
-    with path.open(mode, encoding="utf-8", errors="backslashreplace", newline="") as file:
-        file.write(text)

@@ -12,7 +12,8 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.identity import canonical_json
 from tilewise.core.model import Model, load_model
 from tilewise.core.problem import Problem, spell_problem
-from tilewise.errors import FileError, InputError
+from tilewise.core.sealed import SealedFolder
+from tilewise.errors import InputError
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.evaluate import evaluate, model_scores
 from tilewise.learn.judging import worst
@@ -37,10 +38,9 @@ class Choices:
 
 def choices(folder: Path, data: Dataset) -> Choices:
     """By out-of-fold predictions where the folder has them, else by what the model kept of them."""
-    try:
-        found = evaluate(folder, data)
-    except FileError:
+    if not SealedFolder(folder).holds("oof.parquet"):
         return _without_predictions(load_model(folder), data)
+    found = evaluate(folder, data)
     chosen = as_chosen(data, found.score)
     outcome = judge(data, chosen, found.rows)
     use = found.rows & data.is_ok

@@ -14,8 +14,10 @@ import numpy as np
 import tilewise
 from tilewise.core.model import load_model
 from tilewise.core.problem import spell_problem
-from tilewise.errors import FileError, InputError
+from tilewise.core.sealed import SealedFolder
+from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import from_stores
+from tilewise.problems.lines import replace_text
 from tilewise.report.choices import Choices, choices
 from tilewise.report.facts import Facts, gather
 from tilewise.report.plots import plots
@@ -62,10 +64,7 @@ def write_report(
     tell("drawing")
     facts = gather(stores, data, known, chosen, importances_of(model))
     text = page(facts, library)
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{target} cannot be written: {error.strerror}; name another") from None
+    replace_text(target, text)
     return facts
 
 
@@ -73,11 +72,14 @@ def importances_of(folder: Path | None) -> dict[str, float] | None:
     """What a model's features contribute, where its folder says so."""
     if folder is None:
         return None
-    try:
-        found = json.loads((folder / "importances.json").read_bytes())
-        return {str(name): float(gain) for name, gain in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    sealed = SealedFolder(folder)
+    if not sealed.holds("importances.json"):
         return None
+    try:
+        found = sealed.json("importances.json")
+        return {str(name): float(gain) for name, gain in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder} is damaged: importances.json: {error}") from None
 
 
 def plotly_script() -> str:

@@ -49,6 +49,8 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except OSError as error:
+            if hasattr(self, "_errors"):
+                self._errors.close()
             raise MachineError(f"a worker cannot be started: {error}") from None
         self._oom_kills = _oom_kills()
         self._pending = b""
