@@ -1,18 +1,22 @@
-"""`demo`: builds kernels, chooses, runs and checks them beside NumPy and PyTorch."""
+"""`demo`: the whole idea in a few minutes, all of it real."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
 
 from tilewise.cli.build import compile_all
-from tilewise.cli.console import JsonFlag, emit, err, out, table
+from tilewise.cli.console import JsonFlag, emit, out, table
+from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
@@ -36,16 +40,14 @@ POLICY = Policy()
 PROBLEMS: dict[str, Problem] = {
     "square GEMM": GemmProblem(m=768, n=768, k=768, layout="rrr"),
     "linear layer": GemmProblem(m=128, n=3072, k=768),
-    "skinny GEMM, M=4": GemmProblem(m=4, n=4096, k=4096),
+    "skinny GEMM": GemmProblem(m=4, n=4096, k=4096),
     "small GEMM": GemmProblem(m=48, n=48, k=48, layout="rrr"),
-    "3x3 convolution": ConvProblem(
-        n=4, c=64, k=64, h=56, w=56, y=3, x=3, pad_h=1, pad_w=1, layout="nchw"
-    ),
-    "1x1 convolution": ConvProblem(n=4, c=256, k=64, h=28, w=28, y=1, x=1, layout="nhwc"),
+    "3x3 conv": ConvProblem(n=4, c=64, k=64, h=56, w=56, y=3, x=3, pad_h=1, pad_w=1, layout="nchw"),
+    "1x1 conv": ConvProblem(n=4, c=256, k=64, h=28, w=28, y=1, x=1, layout="nhwc"),
     "depthwise 3x3": ConvProblem(
         n=8, c=144, k=144, g=144, h=28, w=28, y=3, x=3, pad_h=1, pad_w=1, layout="nhwc"
     ),
-    "weight gradient": ConvProblem(
+    "conv gradient": ConvProblem(
         direction="bwd_weight",
         n=4,
         c=64,
@@ -83,9 +85,48 @@ class Row:
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """Generates, compiles, chooses, runs and checks kernels on this machine's CPU."""
+    """The whole idea on this machine: build, sweep, train, judge, dispatch; then an H200 from here.
+
+    Example: tilewise demo
+    """
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        rows, found = _steps()
+    if as_json:
+        shown = [{**vars_of(row), "problem": row.problem.to_dict()} for row in rows]
+        emit({"rows": shown, **found})
+    raise typer.Exit(0 if all(row.is_right for row in rows) else 1)
+
+
+def _steps() -> tuple[list[Row], dict[str, Any]]:
+    from tilewise.cli.demo_gpu import on_gpu
+    from tilewise.cli.demo_learning import learned, of_h200
+
     arch = detect("cpu")
+    name = arch.device or arch.label
+    out.print(f"1. This machine: {name}, {arch.compute_units} cores ({arch.name})")
     registries = {op: default_registry(op, arch) for op in {p.op for p in PROBLEMS.values()}}
+    out.print(f"2. Build: some of {sum(map(len, registries.values()))} kernels")
+    kernels = _build(registries, arch)
+    found: dict[str, Any] = {}
+    products = [kernel for kernel in kernels if kernel.op == "gemm"]
+    why = _why_not_learning(products)
+    out.print("3. Sweep some products, learn from that, judge what was learned")
+    if why is None:
+        found["learned"] = learned([*products, VendorKernel(op_name="gemm", library="numpy")])
+    else:
+        out.print(f"  left out: {why}")
+    out.print("4. Dispatch: chosen, run, and checked against float64")
+    rows = [_run(label, p, registries[p.op]) for label, p in PROBLEMS.items()]
+    _show(rows)
+    out.print("5. A device that is not here: the shipped model of the H200")
+    found["h200"] = of_h200(Path("datasets"))
+    found["gpu"] = on_gpu()
+    _conclude(rows, found)
+    return rows, found
+
+
+def _build(registries: Mapping[str, Registry], arch: Arch) -> list[Kernel]:
+    """Compiles the heads of the rankings; gives back what is there afterwards."""
     wanted: dict[Kernel, None] = {}
     for problem in PROBLEMS.values():
         for ranked in registries[problem.op].select(problem).ranking[:CANDIDATES]:
@@ -93,22 +134,36 @@ def demo(as_json: JsonFlag = False) -> None:
     kernels = [kernel for kernel in wanted if kernel.engine == "cpu"]
     why = get_engine("cpu").why_unavailable()
     if why is not None:
-        err.print(f"No kernel can be compiled: {why}. The vendor serves instead.")
-        kernels = []
+        out.print(f"  no kernel can be compiled: {why}. The vendor serves instead.")
+        return []
     started = time.perf_counter()
     builds = compile_all(kernels, arch, None) if kernels else []
+    fresh = sum(not build.was_cached for build in builds)
     seconds = time.perf_counter() - started
-    rows = [_run(label, p, registries[p.op]) for label, p in PROBLEMS.items()]
-    fresh = sum(not b.was_cached for b in builds)
-    if as_json:
-        emit([{**vars_of(row), "problem": row.problem.to_dict()} for row in rows])
-    else:
-        out.print(
-            f"{sum(len(r) for r in registries.values())} kernels are declared for {arch.label}; "
-            f"{len(builds)} were wanted, {fresh} compiled in {seconds:.1f} s\n"
-        )
-        _show(rows)
-    raise typer.Exit(0 if all(row.is_right for row in rows) else 1)
+    out.print(f"  {len(builds)} were wanted, {fresh} compiled in {seconds:.1f} s")
+    return [build.kernel for build in builds if build.status == "ok"]
+
+
+def _why_not_learning(kernels: Sequence[Kernel]) -> str | None:
+    """Why there is nothing to learn from, or nothing to learn with, or None."""
+    missing = [name for name in ("lightgbm", "scipy", "plotly") if find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed; `pip install 'tilewise[demo]'`"
+    return None if kernels else "nothing was compiled"
+
+
+def _conclude(rows: Sequence[Row], found: Mapping[str, Any]) -> None:
+    """What was seen, in words."""
+    right = sum(row.is_right for row in rows)
+    ahead = [row for row in rows if row.vs_best is not None and row.vs_best >= 1]
+    told = [row for row in rows if row.vs_best is not None]
+    out.print(
+        f"\n{right} of {len(rows)} results are right. Where the readings tell, "
+        f"{len(ahead)} of {len(told)} choices are at least as fast as the fastest library here.",
+        soft_wrap=True,
+    )
+    if "learned" in found:
+        out.print(f"The report: {found['learned']['report']}", soft_wrap=True)
 
 
 def vars_of(row: Row) -> dict[str, Any]:
@@ -181,15 +236,14 @@ def _show(rows: list[Row]) -> None:
         vendors = row.vendors or {}
         shown.append(
             [
-                *(row.label, row.summary, row.path),
-                "right" if row.is_right else f"WRONG ({row.error:.1e})",
+                *(row.label, row.summary),
+                "yes" if row.is_right else f"NO ({row.error:.1e})",
                 *(f"{row.gflops:.1f}", f"{row.spread:.0%}"),
                 *(f"{vendors[v]:.1f}" if v in vendors else "" for v in ("NumPy", "PyTorch")),
                 row.comparison,
             ]
         )
-    columns = ["problem", "kernel", "chosen by", "against float64"]
-    columns += ["GFLOPS", "spread", "NumPy", "PyTorch", "vs best"]
+    columns = ["problem", "kernel", "right", "GFLOPS", "spread", "NumPy", "PyTorch", "vs best"]
     table("Chosen, compiled and run on this machine", columns, shown)
     if any(row.comparison == NOISY for row in rows):
         out.print("This machine is busy: readings differ more than the kernels do.")
