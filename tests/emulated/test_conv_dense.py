@@ -32,7 +32,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "few channels": {"c": 24, "k": 40, "stride_h": 3},
     "fewer channels": {"c": 12, "k": 20},
     "odd channels": {"c": 3, "k": 5, "stride_w": 2},
-    "small groups": {"c": 36, "k": 20, "g": 2},
+    "small groups": {"c": 72, "k": 40, "g": 2},
 }
 TMA_LAYERS = tuple(LAYERS)[:13]
 PATCHES = ("plain", "one image", "unpadded", "dilated", "groups", "volume", "fp16")
@@ -151,6 +151,27 @@ def test_epilogue_of_slices(family: str) -> None:
     epilogue = Epilogue(bias=True, residual=True, activation="relu")
     p = replace(problem("plain", "fwd"), c=136)
     check(kernel("fwd", family=family, fill=1), p, epilogue)
+
+
+SUMMED: dict[str, dict[str, Any]] = {
+    "one group": {"family": "im2col"},
+    "a pair": {"family": "im2col", **PAIR},
+    "in turns": {"family": "im2col", **TURNS},
+    "gathered": {"family": "gather", "tile_m": 128},
+    "patches": {"family": "halo", "tile_m": 128, "math_groups": 2, "cluster": 2},
+}
+
+
+@pytest.mark.parametrize("way", SUMMED)
+def test_sums_over_pixels(way: str) -> None:
+    p = replace(problem("plain", "fwd"), n=3, k=136)
+    check(kernel("fwd", **SUMMED[way]), p, Epilogue(sums=True, bias=True, activation="relu"))
+
+
+def test_tiles_that_are_no_multiple_of_64_wide() -> None:
+    p = replace(problem("plain", "fwd"), k=200)
+    for out in ("bf16", "fp32"):
+        check(kernel("fwd", family="im2col", tile_n=96), replace(p, out_dtype=out))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -82,6 +82,7 @@ def test_every_kernel_comes_back_from_its_name_and_launches(direction: str) -> N
         ({"family": "halo", "stages": 6}, {"y": 31, "x": 31, "pad_h": 15, "pad_w": 15}, "shared"),
         ({"cluster": 2, "share": "pixels"}, {"k": 64}, "two tiles"),
         ({}, {"n": 0}, "nothing"),
+        ({"family": "gather", "load_warps": 4}, {"g": 32}, "at least 16"),
         ({}, {"out_dtype": "fp16"}, "bf16 or fp32"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
+from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes
@@ -24,6 +25,7 @@ from tilewise.ops.conv.launch_pieces import (
     representative,
     rows_map,
     stored,
+    sum_columns_step,
     sum_kind,
     walk_arguments,
 )
@@ -33,7 +35,7 @@ from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Walk, channels, pixels, source_sizes, taps, walks
 from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap, Zero
 
-__all__ = ["Part", "join", "launch_dense", "representative"]
+__all__ = ["Part", "check_epilogue", "join", "launch_dense", "representative"]
 
 
 def launch_dense(
@@ -48,8 +50,14 @@ def launch_dense(
     if kernel.is_weight:
         return launch_wgrad(kernel, problem, arch, strides, is_aligned, epilogue)
     check_aligned(kernel, is_aligned)
+    check_epilogue(problem, epilogue)
     outer = outer_strides(problem, strides)
     return join(Part(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
+
+
+def check_epilogue(problem: ConvProblem, epilogue: Epilogue) -> None:
+    if epilogue.sums and problem.direction != "fwd":
+        raise InputError("sums over pixels are of forward results; ask for sums=False")
 
 
 def join(parts: Iterator[Part]) -> Launch:
@@ -87,10 +95,20 @@ class Part:
         else:
             columns = -(-columns // kernel.cluster)
         self.clusters = tiles * columns * problem.g
+        self.sum_rows = (
+            tiles * (kernel.cluster if kernel.share == "filter" else 1) * self.groups_of_tile
+        )
         self.splits = cut(self.clusters * kernel.cluster, self.reduction_steps(), kernel, arch)
+        if epilogue.sums:
+            self.splits = 1  # over pixels, of results that are whole
 
     def pixel_tiles(self) -> int:
         return -(-self.rows // self.kernel.tile_m)
+
+    @property
+    def groups_of_tile(self) -> int:
+        """Math groups that share a tile's rows."""
+        return 1 if self.kernel.pingpong else self.kernel.math_groups
 
     def reduction_steps(self) -> int:
         count, k = taps(self.walk), self.kernel
@@ -100,6 +118,8 @@ class Part:
 
     @property
     def workspace_bytes(self) -> int:
+        if self.epilogue.sums:
+            return 4 * self.sum_rows * 2 * self.written * self.problem.g
         if self.splits == 1 or not taps(self.walk):
             return 0
         slices = 1 if self.kernel.atomic else self.splits
@@ -115,13 +135,15 @@ class Part:
         yield self._multiply()
         if kind != DIRECT:
             yield self._reduce(slices=1 if self.kernel.atomic else self.splits)
+        if self.epilogue.sums:
+            yield sum_columns_step(self.sum_rows, 2 * self.written * self.problem.g)
 
     def _multiply(self) -> Step:
         k = self.kernel
         arguments: dict[str, Argument] = {
             **self.source(),
             **epilogue_pointers(self.epilogue),
-            "partial": Scratch(offset=0) if self.splits > 1 else Pointer(tensor=OUT),
+            "partial": Scratch(offset=0) if self.workspace_bytes else Pointer(tensor=OUT),
             **self.extent(),
             "in_channels": self.read,
             "out_channels": self.written,
@@ -162,6 +184,7 @@ class Part:
             "CLUSTER": k.cluster,
             "SUM": sum_kind(k, self.splits),
             **epilogue_constants(self.epilogue),
+            "CHANNEL_SUMS": int(self.epilogue.sums),
             **self.constants(),
         }
 

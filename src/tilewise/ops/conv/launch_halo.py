@@ -7,7 +7,7 @@ from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import PATCHES, PIXEL_TILES, SIDE, halo_smem_bytes
-from tilewise.ops.conv.launch_dense import Part, join
+from tilewise.ops.conv.launch_dense import Part, check_epilogue, join
 from tilewise.ops.conv.launch_pieces import (
     Outer,
     box_map,
@@ -43,6 +43,7 @@ def launch_halo(
         if not epilogue.is_plain:
             raise InputError("the gradient of a filter takes no epilogue")
         return _gradient(kernel, problem, arch, outer)
+    check_epilogue(problem, epilogue)
     return join(HaloPart(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
 
 

@@ -7,8 +7,16 @@ from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import InputError, TensorError
-from tilewise.ops.conv.epilogue import ACTIVATIONS, BIAS, FIRST, OUT, RESIDUAL, Epilogue
+from tilewise.errors import TensorError
+from tilewise.ops.conv.epilogue import (
+    ACTIVATIONS,
+    BIAS,
+    FIRST,
+    OUT,
+    RESIDUAL,
+    SUMS,
+    Epilogue,
+)
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES
 from tilewise.ops.conv.problem import ConvProblem, shapes
@@ -41,8 +49,6 @@ def outer_strides(problem: ConvProblem, strides: tuple[Strides, Strides, Strides
 
 
 def epilogue_constants(epilogue: Epilogue) -> dict[str, int | str]:
-    if epilogue.sums:
-        raise InputError("dense CUDA kernels give no sums of the result; ask for sums=False")
     return {
         "BIAS": int(epilogue.bias),
         "RESIDUAL": int(epilogue.residual),
@@ -200,6 +206,23 @@ def reduce_step(
         ),
         grid=(-(-rows * pitch // vector // REDUCE_THREADS), 1, 1),
         threads=REDUCE_THREADS,
+        arguments=tuple(arguments.values()),
+    )
+
+
+def sum_columns_step(rows: int, columns: int) -> Step:
+    """Adds rows of sums over pixels at the workspace's start up, into the call's own tensor."""
+    arguments: dict[str, Argument] = {
+        "partial": Scratch(offset=0),
+        "out": Pointer(tensor=SUMS),
+        "rows": rows,
+        "columns": columns,
+    }
+    return Step(
+        source=cuda_source("sum_columns", arguments, {}),
+        grid=(-(-columns // 32), 1, 1),
+        threads=1024,
+        smem_bytes=1024 + 4096,
         arguments=tuple(arguments.values()),
     )
 

@@ -10,7 +10,8 @@
 // products; im2col wastes none.
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, PATCHES, MATH_GROUPS, LOAD_WARPS, SPATIAL, BACKWARD,
-// CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION.
+// CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION,
+// CHANNEL_SUMS.
 #pragma once
 #include "conv/cuda/filter.cuh"
 #include "conv/cuda/schedule.cuh"
@@ -32,6 +33,7 @@ using Budget = Registers<1, MATH_GROUPS, false>;
 constexpr int math_threads = 128 * MATH_GROUPS;
 constexpr int threads = math_threads + (Budget::are_moved ? 128 : 32 * LOAD_WARPS);
 constexpr int staging_bytes = 8192;  // for each math group
+constexpr u32 group_barrier = 1;     // named, and those after it
 static_assert(tile_blocks == group_blocks * MATH_GROUPS, "math groups take whole blocks");
 
 using PatchRing = Ring<PATCHES>;
@@ -221,13 +223,13 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
       float sums[group_blocks][TILE_N / 2];
       math.multiply(sums, work.last - work.first);
       const Columns columns = {work.channel_tile * TILE_N, out_channels, work.group * out_channels};
-#pragma unroll
-      for (int m = 0; m < group_blocks; m++) {
-        const int block = work.pixel_tile * tile_blocks + (int)group * group_blocks + m;
-        const BlockRows rows = {blocks, blocks.first(block)};
-        store_block<SUM, TILE_N, BIAS, RESIDUAL, ACTIVATION>(
-            sums[m], out, rows, columns, walk, work.split, staging + group * staging_bytes, thread);
-      }
+      const int part = work.pixel_tile * MATH_GROUPS + (int)group;
+      const auto rows = [&](int m) {
+        return BlockRows{blocks, blocks.first(part * group_blocks + m)};
+      };
+      store_tile<SUM, TILE_N, group_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
+          sums, out, rows, columns, walk, work.split, part, staging + group * staging_bytes,
+          group_barrier + group, thread);
     }
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it

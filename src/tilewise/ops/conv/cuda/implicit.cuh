@@ -16,7 +16,8 @@
 // Backward (data), the filter [k][tap][c] is read across: its rows are the reduction, its columns n.
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
-// BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, BLOCKS; gathering VECTOR besides.
+// BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS,
+// BLOCKS; gathering VECTOR besides.
 #pragma once
 #include "conv/cuda/schedule.cuh"
 #include "conv/cuda/store.cuh"
@@ -40,6 +41,7 @@ constexpr int threads = math_threads + (Budget::are_moved ? 128 * load_groups : 
 constexpr int tile_groups = PINGPONG ? 1 : MATH_GROUPS;  // that work on one tile
 constexpr int row_blocks = TILE_M / 64 / tile_groups;    // of 64 pixels, for each of them
 constexpr int staging_bytes = 8192;                      // for each math group
+constexpr u32 group_barrier = 2;                         // named, and those after it
 static_assert(TILE_M == row_blocks * 64 * tile_groups, "math groups take whole blocks of 64 pixels");
 static_assert(!PINGPONG || MATH_GROUPS == 2, "two groups take turns");
 
@@ -83,14 +85,16 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
 }
 
 DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work, const Walk& walk,
-                  const Output<RESULT>& out, int first_row, u32 staging, u32 thread) {
+                  const Output<RESULT>& out, u32 group, u32 staging, u32 thread) {
   const Columns columns = {work.channel_tile * TILE_N, out.channels, work.group * out.channels};
-#pragma unroll
-  for (int m = 0; m < row_blocks; m++) {
-    const FlatRows rows = {walk, work.pixel_tile * TILE_M + first_row + m * 64, out.pixels};
-    store_block<SUM, TILE_N, BIAS, RESIDUAL, ACTIVATION>(sums[m], out, rows, columns, walk,
-                                                         work.split, staging, thread);
-  }
+  const u32 part = PINGPONG ? 0 : group;  // of the tile's rows
+  const auto rows = [&](int m) {
+    const int first = work.pixel_tile * TILE_M + ((int)part * row_blocks + m) * 64;
+    return FlatRows{walk, first, out.pixels};
+  };
+  store_tile<SUM, TILE_N, row_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
+      sums, out, rows, columns, walk, work.split, work.pixel_tile * tile_groups + (int)part,
+      staging + group * staging_bytes, group_barrier + group, thread);
 }
 
 DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
@@ -105,7 +109,7 @@ DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
     if (is_mine) {
       float sums[row_blocks][TILE_N / 2];
       multiply(sums, ring, at, stages, work.last - work.first, first_row, thread);
-      store(sums, work, walk, out, first_row, staging + group * staging_bytes, thread);
+      store(sums, work, walk, out, group, staging, thread);
     } else {
       at.skip(work.last - work.first);
     }

@@ -44,63 +44,81 @@ DEVICE void store_partial_pair(float* to, float a, float b, bool is_even, bool b
   else to[1] = b;
 }
 
-// One warp's part of 64 x 64 sums, as two neighbouring elements of T a register, into `buffer`
-// (2 KB, rows of 128 bytes, swizzled), to be read again by the same warp.
-template <class T>
+// One warp's part of 64 x WIDTH sums (64 columns at most), as two neighbouring elements of R a
+// register, into `buffer` (2 KB, rows of 128 bytes, swizzled), to be read again by the same warp.
+template <class R, int Width>
 DEVICE void pack_warp(u32 buffer, const float* sums, u32 lane) {
   const u32 row = (lane >> 3 & 1) * 8 + (lane & 7);
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
+  for (int j = 0; j < Width / 16; j++) {
     const float* s = sums + 8 * j;
-    store_matrix4(buffer + swizzled<128>(row, 2 * j + (lane >> 4)), pack2<T>(s[0], s[1]),
-                  pack2<T>(s[2], s[3]), pack2<T>(s[4], s[5]), pack2<T>(s[6], s[7]));
+    store_matrix4(buffer + swizzled<128>(row, 2 * j + (lane >> 4)), pack2<R>(s[0], s[1]),
+                  pack2<R>(s[2], s[3]), pack2<R>(s[4], s[5]), pack2<R>(s[6], s[7]));
+  }
+}
+
+// Everything about the result that a kernel is told.
+template <class R>
+struct Output {
+  R* result;
+  const R* bias;
+  const R* residual;
+  float* partial;  // slices of the reduction, or of the sums over pixels
+  Places places;
+  int pixels, channels, pitch;  // of the result: rows, channels of a group, channels of all groups
+  bool is_aligned;              // to 16 bytes
+};
+
+// Bias, residual and activation, in place.
+template <int N, bool HasBias, bool HasResidual, int Kind, class R, class Rows>
+DEVICE void finish_block(float (&sums)[N / 2], const Output<R>& out, const Rows& rows,
+                         const Columns& tile, u32 thread) {
+  const u32 warp = thread / 32, lane = thread % 32;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
+    if (pixel.n < 0) continue;
+    const i64 at = out.places.of(pixel) + tile.channel;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int column = tile.column + 8 * j + 2 * (lane % 4) + i;
+        float& sum = sums[4 * j + 2 * half + i];
+        if (column < tile.count)
+          sum = finish<R, HasBias, HasResidual, Kind>(sum, out.bias, out.residual,
+                                                      tile.channel + column, at + column);
+      }
   }
 }
 
 // Finished sums of 16-bit results, 64 rows x N columns: through shared memory, 128 bytes a row.
-template <class R, int N, bool HasBias, bool HasResidual, int Kind, class Rows>
-DEVICE void store_finished_16(float (&sums)[N / 2], const Rows& rows, const Columns& tile,
-                              const Places& places, R* result, const R* bias, const R* residual,
-                              bool is_aligned, u32 staging, u32 thread) {
+template <int N, class R, class Rows>
+DEVICE void store_16(float (&sums)[N / 2], const Output<R>& out, const Rows& rows,
+                     const Columns& tile, u32 staging, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32, buffer = staging + warp * 2048;
-  if constexpr (HasBias || HasResidual || Kind != ACTIVATION_NONE) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
-      if (pixel.n < 0) continue;
-      const i64 at = places.of(pixel) + tile.channel;
-#pragma unroll
-      for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int column = tile.column + 8 * j + 2 * (lane % 4) + i;
-          float& sum = sums[4 * j + 2 * half + i];
-          if (column < tile.count)
-            sum = finish<R, HasBias, HasResidual, Kind>(sum, bias, residual,
-                                                          tile.channel + column, at + column);
-        }
-    }
-  }
   R* lines[4];  // of the rows that this lane stores: lane / 8 + 4 i of the warp's 16
   bool is_inside[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const Pixel pixel = rows.pixel(warp * 16 + 4 * i + lane / 8);
     is_inside[i] = pixel.n >= 0;
-    lines[i] = result + tile.channel + (is_inside[i] ? places.of(pixel) : 0);
+    lines[i] = out.result + tile.channel + (is_inside[i] ? out.places.of(pixel) : 0);
   }
 #pragma unroll
   for (int part = 0; part < N; part += 64) {
+    constexpr int last = N % 64 ? N % 64 : 64;
     __syncwarp();  // the part before has been read
-    pack_warp<R>(buffer, sums + part / 2, lane);
+    if (part + 64 <= N) pack_warp<R, 64>(buffer, sums + part / 2, lane);
+    else pack_warp<R, last>(buffer, sums + part / 2, lane);
     __syncwarp();
-    const int column = tile.column + part + 8 * (lane % 8);
+    const int within = part + 8 * (lane % 8), column = tile.column + within;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      if (!is_inside[i] || column >= tile.count) continue;
+      if (!is_inside[i] || within >= N || column >= tile.count) continue;
       const u32x4 chunk = load_shared_u32x4(buffer + swizzled<128>(4 * i + lane / 8, lane % 8));
       R* to = lines[i] + column;
-      if (is_aligned && column + 8 <= tile.count) {
+      if (out.is_aligned && column + 8 <= tile.count) {
         *(u32x4*)to = chunk;
         continue;
       }
@@ -113,38 +131,23 @@ DEVICE void store_finished_16(float (&sums)[N / 2], const Rows& rows, const Colu
 }
 
 // Finished sums of fp32 results, from the registers.
-template <class R, int N, bool HasBias, bool HasResidual, int Kind, class Rows>
-DEVICE void store_finished_32(float (&sums)[N / 2], const Rows& rows, const Columns& tile,
-                              const Places& places, R* result, const R* bias, const R* residual,
-                              u32 thread) {
+template <int N, class Rows>
+DEVICE void store_32(float (&sums)[N / 2], const Output<fp32>& out, const Rows& rows,
+                     const Columns& tile, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
     if (pixel.n < 0) continue;
-    const i64 at = places.of(pixel) + tile.channel;
+    fp32* line = out.result + out.places.of(pixel) + tile.channel;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const int column = tile.column + 8 * j + 2 * (lane % 4) + i;
-        if (column < tile.count)
-          result[at + column].value = finish<R, HasBias, HasResidual, Kind>(
-              sums[4 * j + 2 * half + i], bias, residual, tile.channel + column, at + column);
+        if (column < tile.count) line[column].value = sums[4 * j + 2 * half + i];
       }
   }
-}
-
-template <class R, int N, bool HasBias, bool HasResidual, int Kind, class Rows>
-DEVICE void store_finished(float (&sums)[N / 2], const Rows& rows, const Columns& tile,
-                           const Places& places, R* result, const R* bias, const R* residual,
-                           bool is_aligned, u32 staging, u32 thread) {
-  if constexpr (sizeof(R) == 4)
-    store_finished_32<R, N, HasBias, HasResidual, Kind>(sums, rows, tile, places, result, bias,
-                                                        residual, thread);
-  else
-    store_finished_16<R, N, HasBias, HasResidual, Kind>(sums, rows, tile, places, result, bias,
-                                                        residual, is_aligned, staging, thread);
 }
 
 // Partial sums, rows of `pitch` (all channels): stored into `partial`, or added to it.
@@ -168,29 +171,82 @@ DEVICE void store_partial(float (&sums)[N / 2], const Rows& rows, const Columns&
   }
 }
 
-// Everything about the result that a kernel is told.
-template <class R>
-struct Output {
-  R* result;
-  const R* bias;
-  const R* residual;
-  float* partial;
-  Places places;
-  int pixels, channels, pitch;  // of the result: rows, channels of a group, channels of all groups
-  bool is_aligned;              // to 16 bytes
-};
+// Sums and sums of squares of a math group's results over its rows, channel by channel, as the result
+// holds them (rounded): one slice [2][pitch] of out.partial, added up by a second kernel.
+template <int N, int RowBlocks, class R, class MakeRows>
+DEVICE void store_channel_sums(const float (&sums)[RowBlocks][N / 2], const Output<R>& out,
+                               const MakeRows& make_rows, const Columns& tile, int slice,
+                               u32 staging, u32 barrier, u32 thread) {
+  const u32 warp = thread / 32, lane = thread % 32, buffer = staging + warp * 2048;
+  bool is_inside[RowBlocks][2];
+#pragma unroll
+  for (int m = 0; m < RowBlocks; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+      is_inside[m][half] = make_rows(m).pixel(warp * 16 + half * 8 + lane / 4).n >= 0;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float sum = 0.f, square = 0.f;
+#pragma unroll
+      for (int m = 0; m < RowBlocks; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          if (is_inside[m][half]) {
+            const float value = to_float(from_float<R>(sums[m][4 * j + 2 * half + i]));
+            sum += value;
+            square += value * value;
+          }
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        square += __shfl_xor_sync(0xffffffffu, square, lanes);
+      }
+      const u32 column = 8 * j + 2 * (lane % 4) + i;
+      if (lane < 4) {
+        store_shared_f32(buffer + 4 * column, sum);
+        store_shared_f32(buffer + 4 * (N + column), square);
+      }
+    }
+  named_sync(barrier, 128);
+  for (int at = (int)thread; at < 2 * N; at += 128) {
+    const int column = tile.column + at % N;
+    if (column >= tile.count) continue;
+    float total = 0.f;
+#pragma unroll
+    for (int w = 0; w < 4; w++) total += load_shared_f32(staging + w * 2048 + 4 * at);
+    out.partial[((i64)slice * 2 + at / N) * out.pitch + tile.channel + column] = total;
+  }
+  named_sync(barrier, 128);  // the staging is free again
+}
 
-// One block of 64 rows, finished or as slice `split` of the reduction.
-template <int Sum, int N, bool HasBias, bool HasResidual, int Kind, class R, class Rows>
-DEVICE void store_block(float (&sums)[N / 2], const Output<R>& out, const Rows& rows,
-                        const Columns& tile, const Walk& walk, int split, u32 staging, u32 thread) {
-  if constexpr (Sum == SUM_DIRECT) {
-    store_finished<R, N, HasBias, HasResidual, Kind>(sums, rows, tile, out.places, out.result,
-                                                     out.bias, out.residual, out.is_aligned,
-                                                     staging, thread);
-  } else {
+// All blocks of 64 rows of a math group: finished, or as slice `split` of the reduction.
+// `make_rows(m)` says which pixels block m has; `slice` is this group's own of the sums over pixels,
+// and `barrier` its own named barrier.
+template <int Sum, int N, int RowBlocks, bool HasBias, bool HasResidual, int Kind, bool HasSums,
+          class R, class MakeRows>
+DEVICE void store_tile(float (&sums)[RowBlocks][N / 2], const Output<R>& out,
+                       const MakeRows& make_rows, const Columns& tile, const Walk& walk, int split,
+                       int slice, u32 staging, u32 barrier, u32 thread) {
+  if constexpr (Sum != SUM_DIRECT) {
     const i64 first = Sum == SUM_SLICES ? (i64)split * out.pixels * out.pitch : 0;
-    store_partial<N, Sum == SUM_ATOMIC>(sums, rows, tile, walk, out.partial + first, out.pitch,
-                                        thread);
+#pragma unroll
+    for (int m = 0; m < RowBlocks; m++)
+      store_partial<N, Sum == SUM_ATOMIC>(sums[m], make_rows(m), tile, walk, out.partial + first,
+                                          out.pitch, thread);
+    return;
+  }
+  if constexpr (HasBias || HasResidual || Kind != ACTIVATION_NONE) {
+#pragma unroll
+    for (int m = 0; m < RowBlocks; m++)
+      finish_block<N, HasBias, HasResidual, Kind>(sums[m], out, make_rows(m), tile, thread);
+  }
+  if constexpr (HasSums)
+    store_channel_sums<N, RowBlocks>(sums, out, make_rows, tile, slice, staging, barrier, thread);
+#pragma unroll
+  for (int m = 0; m < RowBlocks; m++) {
+    if constexpr (sizeof(R) == 4) store_32<N>(sums[m], out, make_rows(m), tile, thread);
+    else store_16<N>(sums[m], out, make_rows(m), tile, staging, thread);
   }
 }

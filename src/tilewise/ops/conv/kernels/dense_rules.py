@@ -20,7 +20,8 @@ MOST_SUMS = 128
 """Registers of a thread for sums; more would leave too few for addresses."""
 LARGEST = 2**31 - 2**10
 """Pixels are counted in 31 bits, a tile's overhang included."""
-MOST_WORKSPACE = 1 << 31
+LEAST_GROUP = 16
+"""Channels of a group below which most of a tile is waste."""
 IM2COL_STRIDE = 8
 IM2COL_CORNER = {2: 128, 3: 16}
 """How far the first and last window may lie beyond the image, by spatial dimensions of the map."""
@@ -137,6 +138,8 @@ def _why_not_typed(k: DenseConvKernel, p: ConvProblem) -> str | None:
 def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     if max(p.in_pixels, p.out_pixels, p.filter_elements) > LARGEST:
         return f"it counts up to {LARGEST} pixels and elements of the filter"
+    if p.g > 1 and min(channels(p)) < LEAST_GROUP:
+        return f"its groups have at least {LEAST_GROUP} channels; others are for smaller ones"
     if k.is_weight:
         return None
     if k.cluster > 1 and k.share == "pixels" and channels(p)[1] <= k.tile_n:
