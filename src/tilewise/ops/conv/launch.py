@@ -22,6 +22,7 @@ MODULES = {
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
+    ("cuda", "stem"): "launch_stem",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""
 

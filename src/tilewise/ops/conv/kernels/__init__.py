@@ -9,7 +9,16 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.ops import vendor
-from tilewise.ops.conv.kernels import channelwise, cktile, cpu, dense, depthwise, grouped, triton
+from tilewise.ops.conv.kernels import (
+    channelwise,
+    cktile,
+    cpu,
+    dense,
+    depthwise,
+    grouped,
+    stem,
+    triton,
+)
 
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     **dict.fromkeys(cpu.CPU_KERNEL_TYPES, cpu.why_unusable),
@@ -19,6 +28,7 @@ _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     channelwise.ChannelwiseConvKernel: channelwise.why_unusable,
     depthwise.DepthwiseConvKernel: depthwise.why_unusable,
     grouped.GroupedConvKernel: grouped.why_unusable,
+    stem.StemConvKernel: stem.why_unusable,
     vendor.VendorKernel: vendor.why_unusable,
 }
 
