@@ -13,7 +13,7 @@ import tilewise
 
 SRC = Path(tilewise.__file__).parent
 FLOORS = [
-    *("errors", "settings", "notices", "core", "archs", "ops", "engines", "problems"),
+    *("errors", "settings", "notices", "forks", "core", "archs", "ops", "engines", "problems"),
     *("data", "sweep", "learn", "selection", "dispatch", "judge", "torch_ops"),
     *("functional", "report", "cli"),
 ]

@@ -7,7 +7,6 @@ choice costs a prediction and a few answers, however large the pool.
 from __future__ import annotations
 
 import heapq
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,6 +20,7 @@ from tilewise.core.model import VENDOR_LEVEL
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import Copies, aligned
 from tilewise.dispatch.registry import Registry
+from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
 
@@ -67,7 +67,7 @@ class Chooser:
     def __init__(self, registry: Registry, rankers: Sequence[Ranker]) -> None:
         self.registry = registry
         self.rankers = rankers
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._version = -1
         self._pools: dict[str, Pool] = {}
         self._choices: dict[tuple[Problem, bool], Choice] = {}

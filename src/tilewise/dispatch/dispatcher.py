@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -34,6 +33,7 @@ from tilewise.errors import (
     NoKernelError,
     ProblemError,
 )
+from tilewise.forks import make_rlock
 from tilewise.notices import warn_once
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.analytic import AnalyticRanker
@@ -73,7 +73,7 @@ class Dispatcher:
     def __init__(self, registry: Registry, *, rankers: Sequence[Ranker] = ()) -> None:
         self.registry = registry
         self.rankers: tuple[Ranker, ...] = (*rankers, AnalyticRanker())
-        self._lock = threading.RLock()
+        self._lock = make_rlock()
         self._remembered: dict[Any, tuple[Plan, Choice]] = {}
         self._version = registry.version
         self._told: set[str] = set()

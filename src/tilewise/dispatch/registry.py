@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -17,6 +16,7 @@ from tilewise.core.strict_json import loads
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
+from tilewise.forks import make_rlock
 from tilewise.ops.configs import expand, filter_kernels
 from tilewise.ops.contract import Op, get_op
 from tilewise.selection.choice import Choice, Ranker
@@ -50,7 +50,7 @@ class Registry:
         self.op: Op = get_op(op)
         self.arch = load_arch(arch) if isinstance(arch, str) else arch
         self.name = name
-        self._lock = threading.RLock()
+        self._lock = make_rlock()
         self._kernels: dict[Kernel, Priority] = {}
         self._builds: dict[Kernel, Build] = {}
         self._names: dict[str, Kernel] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 from typing import Any
 
+from tilewise.forks import make_lock
 from tilewise.settings import Settings, settings
 
 MOST = 4096
@@ -19,7 +19,7 @@ class Remembered:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._calls: dict[Hashable, Any] = {}
         self._settings: Settings | None = None
         self.generation = 0

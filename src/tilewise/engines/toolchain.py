@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from tilewise.core.strict_json import loads
 from tilewise.engines.gpu.elf import read_elf
 from tilewise.engines.includes import headers_of, include_names
 from tilewise.errors import BuildError, MachineError
+from tilewise.forks import make_lock
 from tilewise.settings import settings
 
 COMPILE_TIMEOUT_S = 300
@@ -285,7 +285,7 @@ def _run_compiler(unit: Unit, compiler: Compiler, made: Path) -> tuple[str, bool
 
 _faults: dict[tuple[str, Path], str] = {}
 """What keeps this process from compiling, by compiler and folder."""
-_asking = threading.Lock()
+_asking = make_lock()
 CANARY = Unit(
     source='extern "C" __attribute__((visibility("default"))) int tw_canary() { return 42; }\n'
 )

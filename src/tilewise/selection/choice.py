@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -15,6 +14,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.forks import make_lock
 
 LEVEL = 0.02
 """Predictions this close to the best are as good; a dispatcher then takes one that is built."""
@@ -37,7 +37,7 @@ class Ranking(Sequence[Ranked]):
 
     def __init__(self, walk: Iterator[Ranked | tuple[str, str]]) -> None:
         self._walk = walk
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._found: list[Ranked] = []
         self._rejected: dict[str, str] = {}
 

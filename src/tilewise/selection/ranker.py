@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.forks import make_rlock
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranked
 from tilewise.selection.compiled import CompiledScorer
@@ -53,7 +53,7 @@ class ModelRanker:
         self.model = model if isinstance(model, Model) else open_model(model)
         self._compiled = compiled
         self._trained = frozenset(self.model.manifest.get("kernels", ()))
-        self._lock = threading.RLock()
+        self._lock = make_rlock()
         self._selectors: dict[Arch, Selector] = {}
         self._places: dict[Arch, dict[Kernel, int]] = {}
         self._pools: dict[int, _Pool] = {}

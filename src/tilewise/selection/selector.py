@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, NoKernelError
+from tilewise.forks import make_lock
 from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.choice import Ranked, Scores
@@ -96,7 +96,7 @@ class Selector:
         self.scorer: Scorer = make_scorer(self.model, self.kernels, self.arch, compiled=compiled)
         self._pool = np.empty(len(self.kernels), object)
         self._pool[:] = self.kernels
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self._chosen: dict[Problem, Kernel] = {}
 
     def scores(self, problem: Problem) -> Scores:

@@ -10,7 +10,6 @@ import fcntl
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
 from tilewise.engines.toolchain import private_folder
 from tilewise.errors import BuildError
+from tilewise.forks import make_lock
 from tilewise.settings import settings
 
 log = logging.getLogger("tilewise")
@@ -31,7 +31,7 @@ MOST_TOLD = 10_000
 """Problems that one process remembers to have written down."""
 
 _told: set[Problem] = set()
-_lock = threading.Lock()
+_lock = make_lock()
 
 
 def log_path() -> Path:

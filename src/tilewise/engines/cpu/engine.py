@@ -30,6 +30,7 @@ from tilewise.engines.toolchain import (
     why_no_compiler,
 )
 from tilewise.errors import BuildError, ExecutionError, MachineError
+from tilewise.forks import make_lock
 from tilewise.ops.contract import Op, get_op
 from tilewise.settings import settings
 
@@ -70,7 +71,7 @@ class CpuEngine(Engine):
     def __init__(self, threads: int | None = None, *, extra_flags: tuple[str, ...] = ()) -> None:
         self.threads = threads or settings().threads
         self.extra_flags = extra_flags
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._libraries: dict[Kernel, ctypes.CDLL] = {}
         self._pool: int | None = None
         self._lend: Any = None

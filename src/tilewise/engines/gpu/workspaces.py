@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from tilewise.errors import TensorError
+from tilewise.forks import make_lock
 
 NO_WORKSPACE = (0, 0, 0, 0)
 """Address and room of the zeroed head, then of the rest."""
@@ -21,7 +21,7 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._pieces: list[Any] = []
         self._kept: dict[tuple[int, int], tuple[int, int, int, int]] = {}
 

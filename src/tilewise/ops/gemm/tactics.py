@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
-import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.forks import make_lock
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.gemm.vendor import scaled_mm_fits
 from tilewise.ops.vendor import Tactic
@@ -103,7 +103,7 @@ class _Library:
 
     def __init__(self, path: str, scale: Any, workspace: int) -> None:
         self.calls = ctypes.CDLL(path)
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._handle = self._made("cublasLtCreate")
         self._preference = self._made("cublasLtMatmulPreferenceCreate")
         self._set(

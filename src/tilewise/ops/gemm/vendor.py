@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tilewise.forks import make_lock
 from tilewise.ops.gemm.problem import GemmProblem
 
-_PRECISION = threading.Lock()
+_PRECISION = make_lock()
 
 
 def bind_numpy(problem: GemmProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
