@@ -11,6 +11,7 @@ from tilewise.errors import KernelError
 from tilewise.ops.conv.problem import ConvProblem
 
 OPS = ("conv_fwd", "conv_bwd_weight")
+"""Nobody asks for the gradient of the pixels themselves."""
 CHANNELS = 64
 """Of the result, for each block."""
 WARPS = 4
@@ -76,6 +77,7 @@ class StemConvKernel(Kernel):
 def _broken(k: StemConvKernel) -> list[str]:
     """Rules between the traits of a kernel that it breaks."""
     rules = {
+        f"it computes {' or '.join(OPS)}": k.op_name not in OPS,
         "tiles, stages and blocks are at least 1": min(k.tile_h, k.stages, k.blocks) < 1,
         "pixels come by eight": k.tile_w < 8 or k.tile_w % 8 != 0,
         "gradients of filters reduce over 16 pixels of a row": k.is_weight and k.tile_w % 16 != 0,
