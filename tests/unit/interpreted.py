@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+from tilewise.engines.gpu.triton_build import said
+from tilewise.ops.launch import Launch, Pointer, Scratch, Source, Step, Zero
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FLAGS = {"i32": torch.int32}
 GUARD = 4096
 """Bytes behind the workspace that nobody may write."""
 
@@ -21,6 +23,7 @@ GUARD = 4096
 def run(launch: Launch, tensors: dict[int, Any]) -> None:
     """Runs all steps; `tensors` by their position in the call. The workspace is full of NaNs."""
     work = torch.full((launch.workspace_bytes + GUARD,), 0xFF, dtype=torch.uint8)
+    work[: launch.zeroed_bytes] = 0
     for step in launch.steps:
         if isinstance(step, Zero):
             assert isinstance(step.target, Scratch)
@@ -29,17 +32,19 @@ def run(launch: Launch, tensors: dict[int, Any]) -> None:
         else:
             start(step, tensors, work)
     assert bool((work[launch.workspace_bytes :] == 0xFF).all()), "it wrote behind its workspace"
+    assert not work[: launch.zeroed_bytes].any(), "it left flags behind"
 
 
 def start(step: Step, tensors: dict[int, Any], work: Any) -> None:
     """One kernel; arguments are given in the order of its signature, as a driver would."""
     source = step.source
+    assert isinstance(source, Source)
     function = getattr(import_module(source.module), source.function)
     passed = list(source.signature)
     assert passed == [name for name in function.arg_names if name in passed]
     assert not {*passed} & {*source.constants}
     assert {*passed, *source.constants} == {*function.arg_names}
-    values = dict(source.constants)
+    values = {name: said(value, source) for name, value in source.constants.items()}
     for name, argument in zip(passed, step.arguments, strict=True):
         values[name] = given(
             argument, source.signature[name], source.divisible, name, tensors, work
@@ -58,7 +63,7 @@ def given(
         return tensor
     if isinstance(argument, Scratch):
         assert argument.offset % divisible.get(name, 1) == 0
-        return work[argument.offset :].view(TYPES[kind.removeprefix("*")])
+        return work[argument.offset :].view((TYPES | FLAGS)[kind.removeprefix("*")])
     assert argument % divisible.get(name, 1) == 0
     assert -(2**31) <= argument < 2**31 or kind == "i64"
     return argument

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The kernel languages know branches on constants, but not every form that ruff prefers.
-# ruff: noqa: RET505
+# ruff: noqa: RET505, RUF005
 """GEMM kernels in Triton: pointer loads for any stride and any GPU, TMA for Hopper.
 
 Strides are in elements. A row-major operand has a constant 1 as its column stride, which is what
@@ -335,15 +335,6 @@ def gemm_smallk(
 
 
 @triton.jit
-def gemv_vector(x_ptr, vector, x_row, x_col, k, K, VECTORS: tl.constexpr):
-    """One of the short operand's rows, in fp32; rows that do not exist read as zero."""
-    if vector < VECTORS:
-        return tl.load(x_ptr + vector * x_row + k * x_col, mask=k < K, other=0.0).to(tl.float32)
-    else:
-        return k.to(tl.float32) * 0.0
-
-
-@triton.jit
 def gemv_store(
     total, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, vector, M, c_row, c_col,
     SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr,
@@ -363,92 +354,84 @@ def gemv_store(
 
 
 @triton.jit
+def gemv_sums(
+    rows, x_ptr, m, first, count, M, K, a_col, b_row, b_col,
+    VECTORS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Rows times each vector over `count` steps.
+
+    Products are added lane by lane and folded once at the end: the loop is loads and FMAs only.
+    """
+    lane = tl.arange(0, BK)
+    accs = ()
+    for _ in tl.static_range(VECTORS):
+        accs = accs + (tl.zeros((BM, BK), dtype=tl.float32),)
+    for step in range(first, first + count):
+        k = step * BK + lane
+        inside = (m < M)[:, None] & (k < K)[None, :]
+        a = tl.load(rows + (k * a_col)[None, :], mask=inside, other=0.0).to(tl.float32)
+        more = ()
+        for i in tl.static_range(VECTORS):
+            x = tl.load(x_ptr + i * b_col + k * b_row, mask=k < K, other=0.0).to(tl.float32)
+            more = more + (accs[i] + a * x[None, :],)
+        accs = more
+    sums = ()
+    for i in tl.static_range(VECTORS):
+        sums = sums + (tl.sum(accs[i], 1),)
+    return sums
+
+
+@triton.jit
+def gemv_partial(sums, work, flag, part, SPLIT: tl.constexpr, BM: tl.constexpr, AMD: tl.constexpr):
+    """Leaves partial sums; the last to arrive gets (True, the whole sums)."""
+    VECTORS: tl.constexpr = len(sums)
+    own = work + part * (VECTORS * BM)
+    for i in tl.static_range(VECTORS):
+        tl.store(own + i * BM, sums[i], cache_modifier=".cg")
+    settle(AMD)
+    is_whole = tl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    tl.debug_barrier()
+    if is_whole:
+        totals = ()
+        for _ in tl.static_range(VECTORS):
+            totals = totals + (tl.zeros((BM,), dtype=tl.float32),)
+        for nth in range(SPLIT):
+            at = work + nth * (VECTORS * BM)
+            more = ()
+            for i in tl.static_range(VECTORS):
+                more = more + (totals[i] + tl.load(at + i * BM, cache_modifier=".cg"),)
+            totals = more
+        sums = totals
+        tl.store(flag, 0)
+    return is_whole, sums
+
+
+@triton.jit
 def gemv(
     a_ptr, b_ptr, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, work, flags,
     M, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col,
     VECTORS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     SWAP: tl.constexpr, SCALE: tl.constexpr, ACT: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
-    """A tall matrix times one, two or four vectors, at the speed of memory.
-
-    Products are added lane by lane and folded once at the end: the loop is loads and FMAs only.
-    """
+    """A tall matrix times one to four vectors, at the speed of memory."""
     piece = tl.program_id(0)
     tile = piece // SPLIT
     part = piece - tile * SPLIT
     batch = tl.program_id(1).to(tl.int64)
     first, count = share(tl.cdiv(K, BK), SPLIT, part)
     m = tile * BM + tl.arange(0, BM)
-    lane = tl.arange(0, BK)
     rows = a_ptr + batch * a_batch + (m.to(tl.int64) * a_row)[:, None]
-    x_ptr = b_ptr + batch * b_batch
-    acc0 = tl.zeros((BM, BK), dtype=tl.float32)
-    acc1 = acc0
-    acc2 = acc0
-    acc3 = acc0
-    for step in range(first, first + count):
-        k = step * BK + lane
-        inside = (m < M)[:, None] & (k < K)[None, :]
-        a = tl.load(rows + (k * a_col)[None, :], mask=inside, other=0.0).to(tl.float32)
-        acc0 += a * gemv_vector(x_ptr, 0, b_col, b_row, k, K, VECTORS)[None, :]
-        if VECTORS > 1:
-            acc1 += a * gemv_vector(x_ptr, 1, b_col, b_row, k, K, VECTORS)[None, :]
-        if VECTORS > 2:
-            acc2 += a * gemv_vector(x_ptr, 2, b_col, b_row, k, K, VECTORS)[None, :]
-        if VECTORS > 3:
-            acc3 += a * gemv_vector(x_ptr, 3, b_col, b_row, k, K, VECTORS)[None, :]
-    c_ptr += batch * c_batch
+    sums = gemv_sums(
+        rows, b_ptr + batch * b_batch, m, first, count, M, K, a_col, b_row, b_col, VECTORS, BM, BK
+    )
     is_whole = True
-    sum0 = tl.sum(acc0, 1)
-    sum1 = tl.sum(acc1, 1)
-    sum2 = tl.sum(acc2, 1)
-    sum3 = tl.sum(acc3, 1)
     if SPLIT > 1:
-        programs = tl.num_programs(0) // SPLIT
-        flag = flags + batch * programs + tile
-        work += (batch * programs + tile) * (SPLIT * VECTORS * BM) + tl.arange(0, BM)
-        own = work + part * (VECTORS * BM)
-        tl.store(own, sum0, cache_modifier=".cg")
-        if VECTORS > 1:
-            tl.store(own + BM, sum1, cache_modifier=".cg")
-        if VECTORS > 2:
-            tl.store(own + 2 * BM, sum2, cache_modifier=".cg")
-        if VECTORS > 3:
-            tl.store(own + 3 * BM, sum3, cache_modifier=".cg")
-        settle(AMD)
-        is_whole = tl.atomic_add(flag, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
-        tl.debug_barrier()
-        if is_whole:
-            sum0 = tl.zeros((BM,), dtype=tl.float32)
-            sum1 = sum0
-            sum2 = sum0
-            sum3 = sum0
-            for i in range(SPLIT):
-                at = work + i * (VECTORS * BM)
-                sum0 += tl.load(at, cache_modifier=".cg")
-                if VECTORS > 1:
-                    sum1 += tl.load(at + BM, cache_modifier=".cg")
-                if VECTORS > 2:
-                    sum2 += tl.load(at + 2 * BM, cache_modifier=".cg")
-                if VECTORS > 3:
-                    sum3 += tl.load(at + 3 * BM, cache_modifier=".cg")
-            tl.store(flag, 0)
+        nth = batch * (tl.num_programs(0) // SPLIT) + tile
+        work += nth * (SPLIT * VECTORS * BM) + tl.arange(0, BM)
+        is_whole, sums = gemv_partial(sums, work, flags + nth, part, SPLIT, BM, AMD)
     if is_whole:
-        gemv_store(
-            sum0, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 0, M, c_row, c_col, SWAP, SCALE, ACT
-        )
-        if VECTORS > 1:
+        for i in tl.static_range(VECTORS):
             gemv_store(
-                sum1, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 1, M, c_row, c_col,
-                SWAP, SCALE, ACT,
-            )  # fmt: skip
-        if VECTORS > 2:
-            gemv_store(
-                sum2, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 2, M, c_row, c_col,
-                SWAP, SCALE, ACT,
-            )  # fmt: skip
-        if VECTORS > 3:
-            gemv_store(
-                sum3, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, m, 3, M, c_row, c_col,
-                SWAP, SCALE, ACT,
+                sums[i], c_ptr + batch * c_batch, bias_ptr, a_scale_ptr, b_scale_ptr, m, i, M,
+                c_row, c_col, SWAP, SCALE, ACT,
             )  # fmt: skip
