@@ -15,7 +15,8 @@ from tilewise.core.tensors import torch_dtype
 from tilewise.dispatch.remembered import CALLS
 from tilewise.dispatch.shipped import has_product, product_of_any
 from tilewise.errors import TensorError
-from tilewise.ops.gemm.arguments import ACTIVATIONS, Epilogue
+from tilewise.ops.arguments import ACTIVATIONS
+from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, allocator, first, into
 from tilewise.torch_ops.library import is_deterministic

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewise.errors import InputError
+from tilewise.ops.arguments import check_activation
 
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
 FIRST, SECOND, OUT, BIAS, RESIDUAL, SUMS = range(6)
 """Positions of the tensors of a call: operands, result, then what an epilogue reads or writes."""
 
@@ -24,8 +23,7 @@ class Epilogue:
     """A second result of [2, channels] in fp32: sums and sums of squares over all pixels."""
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation is {self.activation!r}; use one of {ACTIVATIONS}")
+        check_activation(self.activation)
 
     @property
     def tensors(self) -> tuple[int, ...]:

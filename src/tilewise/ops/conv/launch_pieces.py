@@ -8,8 +8,8 @@ from math import prod
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import TensorError
+from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.conv.epilogue import (
-    ACTIVATIONS,
     BIAS,
     FIRST,
     OUT,

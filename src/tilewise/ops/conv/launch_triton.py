@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
+from tilewise.ops.arguments import Collected
 from tilewise.ops.conv.epilogue import BIAS, FIRST, OUT, RESIDUAL, SECOND, SUMS, Epilogue
 from tilewise.ops.conv.kernels.triton import Cut, TritonConvKernel, channels, cut, partial_bytes
 from tilewise.ops.conv.problem import ConvProblem
@@ -22,21 +23,12 @@ ADDING = {"BM": 32, "BN": 64}
 ADDING_WARPS = 4
 
 
-class Call:
-    """The arguments of one kernel in its order: passed ones with type and value, or constants."""
+class Call(Collected):
+    """A convolution kernel's arguments."""
 
     def __init__(self, arch: Arch) -> None:
+        super().__init__()
         self._arch = arch
-        self.signature: dict[str, str] = {}
-        self.constants: dict[str, Any] = {}
-        self.divisible: dict[str, int] = {}
-        self.values: list[Pointer | Scratch | int] = []
-
-    def give(self, name: str, kind: str, value: Any, divisible: int = 1) -> None:
-        self.signature[name] = kind
-        self.values.append(value)
-        if divisible > 1:
-            self.divisible[name] = divisible
 
     def address(self, name: str, dtype: str, at: Pointer | Scratch | None, by: int = 1) -> None:
         """A tensor that begins at a multiple of `by` bytes, or none."""

@@ -8,7 +8,8 @@ from math import prod
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import KernelError
-from tilewise.ops.conv.epilogue import ACTIVATIONS, BIAS, OUT, RESIDUAL, Epilogue
+from tilewise.ops.arguments import ACTIVATIONS
+from tilewise.ops.conv.epilogue import BIAS, OUT, RESIDUAL, Epilogue
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.launch import CudaSource, Pointer, Scratch, Step, TensorMap

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
+from tilewise.ops.arguments import Collected, check_activation
 from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.launch import TRITON_TYPES, Argument, Launch, Pointer, Scratch, Source, Step, Word
+from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer, Scratch, Source, Step, Word
 
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
 SCALINGS = ("none", "tensor", "row")
 A, B, C, BIAS, A_SCALE, B_SCALE = range(6)
 """Positions of the tensors of a call."""
@@ -33,8 +33,7 @@ class Epilogue:
     """fp32 factors: one per operand (`tensor`), or one per row of A and column of B (`row`)."""
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation is {self.activation!r}; use one of {ACTIVATIONS}")
+        check_activation(self.activation)
         if self.scaling not in SCALINGS:
             raise InputError(f"scaling is {self.scaling!r}; use one of {SCALINGS}")
 
@@ -61,21 +60,12 @@ class View(NamedTuple):
     is_swapped: bool
 
 
-class Arguments:
-    """Collects a kernel's arguments: passed ones with type and value, the rest as constants."""
+class Arguments(Collected):
+    """A GEMM kernel's arguments."""
 
     def __init__(self, item_bytes: int) -> None:
+        super().__init__()
         self._multiples = (16 // item_bytes, max(1, 4 // item_bytes), 1)
-        self.signature: dict[str, str] = {}
-        self.constants: dict[str, Any] = {}
-        self.divisible: dict[str, int] = {}
-        self.values: list[Argument] = []
-
-    def give(self, name: str, kind: str, value: Any, divisible: int = 1) -> None:
-        self.signature[name] = kind
-        self.values.append(value)
-        if divisible > 1:
-            self.divisible[name] = divisible
 
     def _multiple(self, value: int) -> int:
         """What the kernel may take a size or stride to be a multiple of.
