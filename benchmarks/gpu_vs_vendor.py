@@ -3,13 +3,18 @@
 
 usage: python benchmarks/gpu_vs_vendor.py [--op gemm|conv_fwd|conv_bwd_data|conv_bwd_weight]
                                           [--dtype bf16|fp16|fp8] [--only TEXT] [--part I/N]
-                                          [--autotuners] [--json]
+                                          [--layers 120] [--most 40] [--minutes M]
+                                          [--autotuners] [--dry-run] [--json]
 
-Every legal kernel is checked and screened on every shape, cold cache; the best few, the first of
-the model's ranking and the vendor are then timed in turn. The ratio is vendor time over ours.
-`selected` is what the shipped model picks from the same pool with the vendor in it, where there is
-a model. Convolutions are channels-last, cuDNN searches for its fastest routine beforehand
-(benchmark mode), and all are timed inside CUDA graphs, so that launches do not count.
+Kernels are checked and screened on every shape, cold cache; the best few, the first of the model's
+ranking and the vendor are then timed in turn. The ratio is vendor time over ours. `selected` is
+what is picked from the same pool with the vendor in it, by the shipped model or without one.
+
+Of convolutions the --most promising kernels are tried, each family having its turn, on --layers
+layers of real networks, as many of every class (dense, pointwise, grouped, depthwise, 3-D) as there
+are. They are channels-last, cuDNN searches for its fastest routine beforehand (benchmark mode), and
+all are timed inside CUDA graphs, so that launches do not count. A kernel that fails is told and
+left out. --dry-run puts small layers and this CPU in the place of a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +25,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from math import exp, log
 from typing import Any
+
+import conv_contest
+from conv_contest import geomean
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
@@ -31,16 +38,13 @@ from tilewise.core.problem import Problem
 from tilewise.engines import get_engine
 from tilewise.engines.contract import Engine
 from tilewise.engines.device import detect
-from tilewise.engines.vendor import VendorPlan
 from tilewise.errors import TilewiseError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.ops.vendor import VendorKernel
-from tilewise.problems.networks import network
 from tilewise.selection.choice import Choice, Ranked
-from tilewise.sweep.bench_cuda import CudaBench, CudaTimer
+from tilewise.sweep.bench_cuda import CudaTimer
 from tilewise.sweep.timing import measure, measure_in_turn
 
 SCREEN = Policy(cache="cold", time_ms=1.5, warmup=2, min_repeats=5, max_repeats=20)
@@ -49,24 +53,7 @@ LEADERS = 6
 LARGE_FLOPS = 1e11
 """From here on a product is bound by arithmetic and counts as large."""
 AUTOTUNED = 10
-OPS = ("gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight")
-NETWORKS = {
-    "resnet50": 64,
-    "resnext50": 64,
-    "mobilenet_v2": 64,
-    "efficientnet_b0": 64,
-    "convnext_tiny": 64,
-    "retinanet": 8,
-    "unet": 4,
-    "deeplab_v3": 8,
-    "inception_v3": 32,
-    "r3d18": 8,
-    "unet3d": 2,
-    "wav2vec2": 8,
-}
-"""Networks whose convolutions are timed, and how many images at once."""
-COPY_TBS, PRODUCT_TFLOPS = 4.23, 790.0
-"""What an H200 was seen to copy and to multiply at, the ceilings of a roofline."""
+OPS = ("gemm", *conv_contest.OPS)
 
 # (N, K) of a model's linear layers; M is the number of tokens.
 LAYERS = {
@@ -126,25 +113,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--autotuners", action="store_true", help="only ten shapes, tuned at run time as well"
     )
+    parser.add_argument("--layers", type=int, default=120, help="of convolutions")
+    parser.add_argument("--most", type=int, default=40, help="kernels tried on a layer")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop then; 0 for no limit")
+    parser.add_argument("--dry-run", action="store_true", help="convolutions, on this CPU")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
 def problems(op: str, dtype: str, only: str) -> Iterator[tuple[str, Problem]]:
     """Labelled problems of an op."""
-    return products(dtype, only) if op == "gemm" else layers(op, dtype, only)
-
-
-def layers(op: str, dtype: str, only: str) -> Iterator[tuple[str, ConvProblem]]:
-    """Convolutions of real networks, each problem once."""
-    seen: set[str] = set()
-    for name, batch in NETWORKS.items():
-        if only not in name:
-            continue
-        for problem in network(name, op, dtype=dtype, batch=batch).problems:
-            if problem.key not in seen:
-                seen.add(problem.key)
-                yield name, problem  # type: ignore[misc]
+    return products(dtype, only) if op == "gemm" else conv_contest.layers(op, dtype, only)
 
 
 def products(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
@@ -161,47 +140,10 @@ def products(dtype: str, only: str) -> Iterator[tuple[str, GemmProblem]]:
 
 def shape_class(problem: Any) -> str:
     if isinstance(problem, ConvProblem):
-        return layer_class(problem)
+        return conv_contest.layer_class(problem)
     if min(problem.m, problem.n) <= 16:
         return "skinny"
     return "large" if problem.flops >= LARGE_FLOPS else "medium"
-
-
-def layer_class(problem: ConvProblem) -> str:
-    if problem.is_depthwise:
-        return "depthwise"
-    if problem.ndim == 3:
-        return "3-D"
-    if problem.g > 1 and max(problem.c, problem.k) // problem.g <= 32:
-        return "grouped"
-    return "pointwise" if problem.taps == 1 else "dense"
-
-
-def least_us(problem: Problem) -> float:
-    """What the problem takes at the device's ceilings, its data read and written once."""
-    return max(problem.bytes / COPY_TBS, problem.flops / PRODUCT_TFLOPS) * 1e-6
-
-
-class LayerContest:
-    """The tensors of one convolution, with every contender checked before it is timed."""
-
-    def __init__(self, problem: ConvProblem, arch: Arch) -> None:
-        import torch
-
-        torch.backends.cudnn.benchmark = True
-        self.problem, self.arch = problem, arch
-        self._bench = CudaBench(arch, SCREEN, {})
-        self._piece = self._bench.piece(problem)
-        kernel = VendorKernel(op_name=problem.op, library="torch")
-        self.vendor = VendorPlan(kernel, problem).bind(self._piece.operands, self._piece.out)
-        self.vendor()  # cuDNN searches now
-
-    def ours(self, kernel: Kernel, engine: Engine) -> Callable[[], Any]:
-        """The kernel's launch, once its result has been found right."""
-        plan = engine.plan(kernel, self.problem, self.arch)
-        self._bench.verify(plan, self.problem)
-        piece = self._bench.piece(self.problem)
-        return plan.bind(piece.operands, piece.out)
 
 
 class Contest:
@@ -241,18 +183,15 @@ class Contest:
 
 
 def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) -> Row:
-    is_product = problem.op == "gemm"
-    contest: Any = (Contest if is_product else LayerContest)(problem, arch)
-    launch = "eager" if is_product else "graph"
-    brief, long = replace(SCREEN, launch=launch), replace(FINAL, launch=launch)
+    contest = Contest(problem, arch)
     cache = max(arch.l2_bytes, arch.l3_bytes)
-    screen, final = CudaTimer(brief, cache), CudaTimer(long, cache)
+    screen, final = CudaTimer(SCREEN, cache), CudaTimer(FINAL, cache)
     start = time.perf_counter()
     found = []
     for kernel in pool:
         if get_op(problem.op).why_unusable(kernel, problem, arch) is None:
             call = contest.ours(kernel, get_engine(kernel.engine))
-            found.append((measure(call, screen, brief).time_us, kernel, call))
+            found.append((measure(call, screen, SCREEN).time_us, kernel, call))
     searched = time.perf_counter() - start
     leaders = sorted(found, key=lambda entry: entry[0])[:LEADERS]
     choice, selection_us = select(problem, arch)
@@ -264,7 +203,7 @@ def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) ->
             calls[ranked.kernel.name] = contest.ours(
                 ranked.kernel, get_engine(ranked.kernel.engine)
             )
-    timings = measure_in_turn(list(calls.values()), final, long, lambda _: None)
+    timings = measure_in_turn(list(calls.values()), final, FINAL, lambda _: None)
     times = {name: t.time_us for name, t in zip(calls, timings, strict=True)}
     best = min((kernel.name for _, kernel, _ in leaders), key=times.__getitem__)
     row = Row(
@@ -277,7 +216,6 @@ def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) ->
         ratio=times[vendor] / times[best],
         kernels=len(found),
         search_s=searched,
-        roofline=None if is_product else least_us(problem) / times[best],
         final_us=times,
     )
     if choice is not None:
@@ -287,6 +225,37 @@ def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) ->
         row.selected_ratio = times[vendor] / times[row.selected]
     if tune:
         compare_autotuners(row, contest, [call for _, _, call in found], final)
+    return row
+
+
+def run_layer(model: str, given: ConvProblem, stand: conv_contest.Stand, most: int) -> Row | None:
+    """One layer of a network; None where no kernel of ours can serve it."""
+    problem = stand.fitted(given)
+    choice, selection_us = select(problem, stand.arch)
+    told = [r.kernel for r in contenders(choice) if r.kernel.engine != "vendor"]
+    start = time.perf_counter()
+    found = conv_contest.contest(problem, stand, most, told)
+    for name, why in found.failed.items():
+        print(f"failed: {name} on {conv_contest.shown(problem)}: {why}", file=sys.stderr)
+    best = found.best()
+    if best is None:
+        return None
+    row = Row(
+        model=model,
+        problem=problem.to_dict(),
+        shape_class=conv_contest.layer_class(given),
+        vendor_us=found.vendor_us,
+        best_us=best[1],
+        best=best[0],
+        ratio=found.vendor_us / best[1],
+        kernels=len(found.screened_us),
+        search_s=time.perf_counter() - start,
+        roofline=conv_contest.least_us(problem) / best[1],
+        final_us=found.times_us,
+    )
+    if choice is not None and choice.kernel.name in found.times_us:
+        row.selected, row.selection_us = choice.kernel.name, selection_us
+        row.selected_ratio = found.vendor_us / found.times_us[row.selected]
     return row
 
 
@@ -344,10 +313,6 @@ def compare_autotuners(
     row.autotuners["max_autotune_ratio"] = found[2].time_us / found[1].time_us
 
 
-def geomean(ratios: list[float]) -> float:
-    return exp(sum(map(log, ratios)) / len(ratios)) if ratios else float("nan")
-
-
 def summary(rows: list[Row]) -> dict[str, Any]:
     """Geometric means, all together and by class of shape."""
     groups = {"all": rows}
@@ -358,6 +323,9 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         ratios = [row.ratio for row in members]
         picked = [row.selected_ratio for row in members if row.selected_ratio is not None]
         result[name] = {"count": len(members), "geomean": geomean(ratios), "min": min(ratios)}
+        shares = [row.roofline for row in members if row.roofline]
+        if shares:
+            result[name] |= {"roofline": geomean(shares)}
         if picked:
             result[name] |= {"selected_geomean": geomean(picked), "selected_min": min(picked)}
     return result
@@ -375,52 +343,76 @@ def shown(problem: Any) -> str:
     """A problem in one short line."""
     if isinstance(problem, GemmProblem):
         return f"{problem.m:6} x {problem.n:6} x {problem.k:6}"
-    p = problem
-    sizes = "x".join(str(n) for n in (p.d, p.h, p.w)[3 - p.ndim :])
-    taps = "x".join(str(n) for n in (p.z, p.y, p.x)[3 - p.ndim :])
-    return f"{p.n:3} {p.c:4}->{p.k:4} g{p.g:<4} {sizes:11} {taps:6} s{p.stride_w}"
+    return conv_contest.shown(problem)
+
+
+def product_rows(args: argparse.Namespace) -> Iterator[Row]:
+    arch, op = detect("gpu"), get_op("gemm")
+    engine = get_engine("triton")
+    if engine.why_unavailable():
+        raise TilewiseError(str(engine.why_unavailable()))
+    pool = [k for k in load_pool(op, arch, ["triton"]) if getattr(k, "dtype", "") == args.dtype]
+    listed = taken(list(problems(args.op, args.dtype, args.only)), args.part)
+    if args.autotuners:
+        listed = listed[:: max(1, len(listed) // AUTOTUNED)][:AUTOTUNED]
+    pairs = [(k, p) for _, p in listed for k in pool if op.why_unusable(k, p, arch) is None]
+    for failure in engine.compile_ahead(pairs, arch):
+        print(f"does not compile: {failure}", file=sys.stderr)
+    for model, problem in listed:
+        yield run(model, problem, pool, arch, args.autotuners)
+
+
+def layer_rows(args: argparse.Namespace) -> Iterator[Row]:
+    make = conv_contest.Stand
+    stand = make.dry(args.op) if args.dry_run else make.gpu(args.op, args.dtype)
+    every = list(conv_contest.layers(args.op, args.dtype, args.only))
+    listed = taken(conv_contest.spread(every, args.layers), args.part)
+    conv_contest.compile_all(stand, [problem for _, problem in listed], args.most)
+    end = time.monotonic() + 60 * args.minutes if args.minutes else None
+    for model, problem in listed:
+        if end is not None and time.monotonic() >= end:
+            print("gpu_vs_vendor: the time is up", file=sys.stderr)
+            return
+        row = run_layer(model, problem, stand, args.most)
+        if row is not None:
+            yield row
 
 
 def main() -> int:
     args = arguments()
-    arch, op = detect("gpu"), get_op(args.op)
-    engines = [name for name in ("triton", "cuda") if get_engine(name).why_unavailable() is None]
-    if not engines:
-        print(f"gpu_vs_vendor: {get_engine('triton').why_unavailable()}", file=sys.stderr)
-        return 2
-    pool = [k for k in load_pool(op, arch, engines) if getattr(k, "dtype", "") == args.dtype]
-    listed = taken(list(problems(args.op, args.dtype, args.only)), args.part)
-    if not listed:
-        print(f"gpu_vs_vendor: no model and no shape is called {args.only!r}", file=sys.stderr)
-        return 2
-    if args.autotuners:
-        listed = listed[:: max(1, len(listed) // AUTOTUNED)][:AUTOTUNED]
-    for name in engines:
-        own = [k for k in pool if k.engine == name]
-        pairs = [(k, p) for _, p in listed for k in own if op.why_unusable(k, p, arch) is None]
-        for failure in get_engine(name).compile_ahead(pairs, arch):
-            print(f"does not compile: {failure}", file=sys.stderr)
     rows = []
-    for model, problem in listed:
-        row = run(model, problem, pool, arch, args.autotuners)
-        rows.append(row)
-        if not args.json:
-            print(
-                f"{model:14} {shown(problem)}  vendor {row.vendor_us:9.1f} us  "
-                f"ours {row.best_us:9.1f} us  {row.ratio:6.3f}  "
-                f"selected {row.selected_ratio or 0:6.3f}  {row.best}",
-                *([f"roofline {row.roofline:.2f}"] if row.roofline else []),
-                *(f"{name}={value:.3g}" for name, value in row.tuning().items()),
-                flush=True,
-            )
+    try:
+        for row in product_rows(args) if args.op == "gemm" else layer_rows(args):
+            rows.append(row)
+            if not args.json:
+                tell(row, args.op)
+    except TilewiseError as error:
+        print(f"gpu_vs_vendor: {error}", file=sys.stderr)
+        return 2
+    if not rows:
+        print(f"gpu_vs_vendor: nothing was timed; is {args.only!r} a model's?", file=sys.stderr)
+        return 2
     totals = summary(rows)
     if args.json:
-        facts = {"op": args.op, "dtype": args.dtype, "arch": arch.label}
+        label = "a dry run on a CPU" if args.dry_run else detect("gpu").label
+        facts = {"op": args.op, "dtype": args.dtype, "arch": label}
         print(json.dumps({**facts, "rows": [asdict(r) for r in rows], "summary": totals}))
     else:
         for name, figures in totals.items():
             print(name, " ".join(f"{k}={v:.3f}" for k, v in figures.items()))
     return 0
+
+
+def tell(row: Row, op: str) -> None:
+    problem = get_op(op).problem.from_dict(row.problem)
+    print(
+        f"{row.model:14} {shown(problem)}  vendor {row.vendor_us:9.1f} us  "
+        f"ours {row.best_us:9.1f} us  {row.ratio:6.3f}  "
+        f"selected {row.selected_ratio or 0:6.3f}  {row.best}",
+        *([f"roofline {row.roofline:.2f}"] if row.roofline else []),
+        *(f"{name}={value:.3g}" for name, value in row.tuning().items()),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
