@@ -18,13 +18,14 @@ HALO = ("halo",)
 """Patches with their rim are read once, and taps read them shifted."""
 MERGED = ("merged",)
 """Groups side by side in a tile, foreign products by zero."""
-VECTOR = ("direct",)
+VECTOR = ("direct", "channelwise")
 """Channel by channel on the vector units, all groups in one row."""
-STREAM = ("grouped",)
-"""Small groups on the matrix units, filters in registers: bound by memory."""
+STREAM = ("grouped", "depthwise", "stem")
+"""Small groups on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
+`tile_w` pixels of an image, and its rim is read besides."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
-    **{"im2col": 0.8, "rows": 0.8, "gather": 0.65, "halo": 0.83},
+    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86},
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")
@@ -59,17 +60,18 @@ GPU_HELPERS = {
     "merge_room": f"min(tm // result_c, tn // source_c) if {_WEIGHT} "
     "else min(tn // result_c, tk // source_c)",
     "groups_held": "max(1, min(merge_room, p_g)) if is_merging else 1",
-    "own_rows": f"(p_k if is_vector else groups_held * result_c) if {_WEIGHT} "
+    "is_wide": "is_vector or is_stream",
+    "own_rows": f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} "
     "else classes * class_pixels",
-    "own_cols": "(source_c * ceil_div(taps, tn) * tn if is_vector else taps * source_c "
+    "own_cols": "(source_c * ceil_div(taps, tn) * tn if is_wide else taps * source_c "
     "if is_packed else (1 if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
-    f"if {_WEIGHT} else p_g * result_c if is_vector else groups_held * result_c",
-    "own_groups": "1 if is_vector else ceil_div(p_g, groups_held)",
+    f"if {_WEIGHT} else p_g * result_c if is_wide else groups_held * result_c",
+    "own_groups": "1 if is_wide else ceil_div(p_g, groups_held)",
     "own_steps": f"ceil_div(out_pixels, tk) if {_WEIGHT} else class_taps * source_c if is_vector "
     "else ceil_div(class_taps * source_c, tk) if is_packed "
     "else class_taps * ceil_div(groups_held * source_c, tk)",
     "own_tiles": "own_groups * ceil_div(own_rows, tm) * ceil_div(own_cols, tn)",
-    "own_slices": "max(1, min(ceil_div(k_fill * a_compute_units * max(1, k_blocks), own_tiles), "
+    "own_slices": "max(1, min(k_fill * a_compute_units * max(1, k_blocks) // own_tiles, "
     "own_steps)) if k_fill > 0 else 1",
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
@@ -93,12 +95,23 @@ TIME_HELPERS = {
     "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
     "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
-    "+ rounds * together * tm * tn * tile_taps * out_bytes * units / (a_memory_gb_s * 1000)",
+    f"+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if {_one_of(POINTER)} "
+    "else 0.4) / (a_memory_gb_s * 1000)",
     "traffic_us": "bytes / (a_memory_gb_s * 880)",
     "slices_us": "(2 * split * out_elements * 4 / (a_memory_gb_s * 1000) + a_launch_us / 2) "
     "if split > 1 else 0",
-    "stream_layer_us": "max(1.25 * traffic_us, flops * max(1, 16 / source_c) "
-    "/ (peak_tflops * 500000))",
+    **{f"line_{d}": f"ceil_div(p_{d}, p_stride_{d}) if {_DATA} else out_{d}" for d in "dhw"},
+    **{f"tile_{d}": f"max(1, k_tile_{d})" for d in "hw"},
+    "patch_tiles": "p_n * line_d * ceil_div(line_h, tile_h) * ceil_div(line_w, tile_w)",
+    "patch_fill": "p_n * line_d * line_h * line_w / (patch_tiles * tile_h * tile_w)",
+    **{f"patch_{d}": f"(tile_{d} + (reach_{d} - 1) / p_stride_{d}) / tile_{d}" for d in "hw"},
+    "patch_blocks": "patch_tiles * ceil_div(p_g * result_c, 64)",
+    "patch_rounds": "ceil_div(patch_blocks, slots)",
+    "patch_round_fill": "patch_blocks / (patch_rounds * slots)",
+    # Rims come from L2; the last round of blocks leaves memory idle, the less the more there are.
+    "stream_layer_us": "max(traffic_us * (0.8 + 0.3 * patch_h * patch_w) "
+    "* (1 + 0.5 * (1 / patch_round_fill - 1) / patch_rounds), "
+    "flops * max(1, 16 / source_c) / (patch_fill * peak_tflops * 500000))",
     "conv_us": "a_launch_us / 2 + slices_us + "
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
     # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a
@@ -130,6 +143,9 @@ GPU_FEATURES = {
     "result_fill_64": "result_c / (ceil_div(result_c, 64) * 64)",
     "copies_16_bytes": "source_c * element_bytes % 16 == 0",
     "family_rate": "own_rate if is_ours else 0",
+    "patch_filled": "patch_fill if is_stream else 0",
+    "patch_reread": "patch_h * patch_w if is_stream else 0",
+    "patch_round_filled": "patch_round_fill if is_stream else 0",
     "blocks_together": "together if is_ours else 0",
     "rounds_of_blocks": "rounds if is_ours else 0",
     "round_fill": "tiles / (rounds * units * together) if is_ours else 0",

@@ -376,6 +376,7 @@ def representative(kernel: TritonConvKernel) -> ConvProblem:
     if kernel.family == "packed":
         few, many = (64, 3) if kernel.op == "conv_bwd_data" else (3, 64)
         return ConvProblem(c=few, k=many, h=56, w=56, **rest)
-    if kernel.fill:
-        rest |= {"n": 1}  # few tiles: the reduction is worth cutting
-    return ConvProblem(c=256, k=256, h=14, w=14, **rest)
+    # Few tiles where the reduction is cut: few filters, or few pixels.
+    if kernel.fill and kernel.op == "conv_bwd_weight":
+        return ConvProblem(c=64, k=64, h=14, w=14, **rest)
+    return ConvProblem(c=256, k=256, h=14, w=14, **{**rest, "n": 1 if kernel.fill else 32})

@@ -134,7 +134,8 @@ def cut(kernel: TritonConvKernel, problem: ConvProblem, arch: Arch) -> Cut:
     whole = (_cut_filter if kernel.op == "conv_bwd_weight" else _cut_pixels)(kernel, problem)
     if not kernel.fill:
         return whole
-    wanted = -(-kernel.fill * arch.compute_units // max(1, whole.tiles * whole.classes))
+    # Rounded down: one slice more would begin another wave.
+    wanted = kernel.fill * arch.compute_units // max(1, whole.tiles * whole.classes)
     return whole._replace(slices=max(1, min(wanted, whole.steps)))
 
 
