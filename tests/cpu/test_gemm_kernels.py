@@ -1,4 +1,4 @@
-"""Every CPU GEMM kernel of the pool against float64, on shapes that break careless code."""
+"""What is peculiar to CPU GEMM kernels; `test_contract.py` holds what all kernels promise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import TORCH, error_of
 
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
@@ -27,40 +26,12 @@ from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.cpu import source
 from tilewise.ops.gemm.kernels.cpu import ACCESSES, SPLITS, CpuGemmKernel, why_unusable
-from tilewise.ops.gemm.problem import LAYOUTS, GemmProblem
+from tilewise.ops.gemm.problem import GemmProblem
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 # Blocks that a smaller cache does not hold are slow, not wrong: all are tested wherever this runs.
 ARCH = detect("cpu").with_figures(l2_bytes=max(detect("cpu").l2_bytes, 2 << 20))
-TORCH = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-    "bf8": torch.float8_e5m2,
-    "int8": torch.int8,
-    "int32": torch.int32,
-}
-KERNELS_PER_TEST = 8
-GUARD = 64
-POISON = 0xA5
-
-SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
-    # m, n, k, batch
-    "one": ((1, 1, 1, 1), (1, 1, 70, 1), (1, 33, 1, 1), (35, 1, 1, 1), (1, 130, 65, 2)),
-    "prime": ((31, 37, 41, 1), (13, 97, 29, 3), (67, 53, 131, 1)),
-    "square": ((16, 16, 16, 1), (64, 64, 64, 2), (96, 96, 96, 1)),
-    "skinny": (
-        (1, 257, 100, 1),
-        (4, 203, 67, 1),
-        (211, 3, 90, 2),
-        (300, 1, 129, 1),
-        (9, 150, 33, 1),
-    ),
-    "deep": ((5, 7, 1100, 1), (30, 34, 1031, 1), (17, 15, 2050, 1), (2, 90, 700, 1)),
-    "tall": ((260, 18, 20, 1), (18, 530, 12, 1), (129, 70, 300, 1)),
-}
 
 
 @cache
@@ -77,154 +48,12 @@ def engine() -> CpuEngine:
     return CpuEngine(threads=3)
 
 
-def chunks() -> list[Any]:
-    """The pool in groups that share a family, small enough to spread over test workers."""
-    by_kind: dict[str, list[CpuGemmKernel]] = {}
-    for kernel in pool():
-        by_kind.setdefault(f"{kernel.dtype}-{kernel.isa}-{kernel.family}", []).append(kernel)
-    return [
-        pytest.param(kernels[at : at + KERNELS_PER_TEST], id=f"{kind}-{at}")
-        for kind, kernels in by_kind.items()
-        for at in range(0, len(kernels), KERNELS_PER_TEST)
-    ]
-
-
-@dataclass
-class Guarded:
-    """An output with poison between its rows and around it."""
-
-    buffer: torch.Tensor
-    out: torch.Tensor
-
-    def is_unharmed(self) -> bool:
-        """Whether only the output itself was written."""
-        touched = torch.zeros(self.buffer.numel(), dtype=torch.bool)
-        inside = touched.as_strided(self.out.shape, self.out.stride(), self.out.storage_offset())
-        inside.fill_(True)
-        raw = self.buffer.view(torch.uint8).reshape(self.buffer.numel(), -1)
-        return bool((raw[~touched] == POISON).all())
-
-
-def guarded(problem: GemmProblem) -> Guarded:
-    row = problem.n + 5
-    count = problem.batch * problem.m * row
-    dtype = TORCH[problem.out_dtype]
-    raw = torch.full(((count + 2 * GUARD) * dtype.itemsize,), POISON, dtype=torch.uint8)
-    buffer = raw.view(dtype)
-    shape, stride = (problem.batch, problem.m, problem.n), (problem.m * row, row, 1)
-    if problem.batch == 1:
-        shape, stride = shape[1:], stride[1:]
-    return Guarded(buffer, buffer.as_strided(shape, stride, GUARD))
-
-
-def operand(rows: int, cols: int, batch: int, order: str, dtype: str, seed: int) -> torch.Tensor:
-    """Random values, rows or columns packed, with a gap between them where `seed` is odd."""
-    generator = torch.Generator().manual_seed(seed)
-    outer, inner = (rows, cols) if order == "r" else (cols, rows)
-    shape = (batch, outer, inner + 3 * (seed % 2))
-    if dtype == "int8":
-        made = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
-    else:
-        made = torch.randn(shape, generator=generator).to(TORCH[dtype])
-    made = made[:, :, :inner]
-    made = made if order == "r" else made.transpose(1, 2)
-    return made[0] if batch == 1 else made
-
-
-def error_of(run: Any, problem: GemmProblem, seed: int = 0) -> float:
-    """‖out − ref‖ / ‖ref‖ of one call, infinite where it wrote outside its output."""
-    a = operand(problem.m, problem.k, problem.batch, problem.layout[0], problem.dtype, seed)
-    b = operand(problem.k, problem.n, problem.batch, problem.layout[1], problem.dtype, seed + 7)
-    target = guarded(problem)
-    run((a, b), target.out)
-    if not target.is_unharmed():
-        return float("inf")
-    expected = a.double() @ b.double()
-    error = torch.linalg.vector_norm(target.out.double() - expected)
-    size = torch.linalg.vector_norm(expected)
-    ratio = float(error / size) if size > 0 else float(error)
-    return ratio if ratio == ratio else float("inf")
-
-
-def problems_of(kernel: CpuGemmKernel) -> list[GemmProblem]:
-    """The problems of the lists that a kernel serves, layouts dealt out in turn."""
-    found = []
-    for at, (m, n, k, batch) in enumerate(s for shapes in SHAPES.values() for s in shapes):
-        for layout in LAYOUTS if at % 3 == 0 else (LAYOUTS[at % 4], LAYOUTS[(at + 1) % 4]):
-            problem = GemmProblem(
-                m=m,
-                n=n,
-                k=k,
-                batch=batch,
-                dtype=kernel.dtype,
-                out_dtype=kernel.out_dtype,
-                layout=layout,
-            )
-            if why_unusable(kernel, problem, ARCH) is None:
-                found.append(problem)
-    return found
-
-
-def check(kernel: CpuGemmKernel, problem: GemmProblem, seed: int, by: CpuEngine) -> None:
-    error = error_of(by.plan(kernel, problem, ARCH).execute, problem, seed)
-    allowed = tolerance(problem.dtype, problem.out_dtype, problem.k)
-    assert error <= allowed, f"{kernel.name} on {problem}: {error:.3g} > {allowed:.3g}"
-
-
-@needs_compiler
-@pytest.mark.parametrize("kernels", chunks())
-def test_every_kernel_matches_float64(kernels: list[CpuGemmKernel]) -> None:
-    for build in engine().build(kernels, ARCH):
-        assert build.status == "ok", build.message
-        assert not build.message
-    for kernel in kernels:
-        problems = problems_of(kernel)
-        assert problems, f"no shape of the lists reaches {kernel.name}"
-        for at, problem in enumerate(problems):
-            check(kernel, problem, at, engine())
-
-
 def sample(**traits: Any) -> CpuGemmKernel:
     """The first kernel of the pool with these traits."""
     for kernel in pool():
         if all(getattr(kernel, name) == value for name, value in traits.items()):
             return kernel
     pytest.skip(f"the pool on {ARCH.name} has no kernel with {traits}")
-
-
-@needs_compiler
-@pytest.mark.parametrize("family", ["packed", "unpacked", "splitk", "skinny", "gemv"])
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_random_shapes(family: str, data: st.DataObject) -> None:
-    kernels = [k for k in pool() if k.family == family and k.dtype in ("fp32", "int8")]
-    kernel = data.draw(st.sampled_from(kernels[:: max(1, len(kernels) // 4)]))
-    short = st.integers(1, 20 if family != "gemv" else 1)
-    long = st.integers(1, 150)
-    is_thin = family in ("skinny", "gemv")
-    m, n = data.draw(short if is_thin else long), data.draw(long)
-    if is_thin and data.draw(st.booleans()):
-        m, n = n, m
-    problem = GemmProblem(
-        m=m,
-        n=n,
-        k=data.draw(st.integers(1, 1500 if family == "splitk" else 300)),
-        batch=data.draw(st.integers(1, 3)),
-        dtype=kernel.dtype,
-        out_dtype=kernel.out_dtype,
-        layout=data.draw(st.sampled_from(LAYOUTS)),
-    )
-    if why_unusable(kernel, problem, ARCH) is None:
-        check(kernel, problem, data.draw(st.integers(0, 9)), engine())
-
-
-@needs_compiler
-@pytest.mark.parametrize("family", ["packed", "unpacked", "splitk", "skinny", "gemv"])
-def test_empty_sizes(family: str) -> None:
-    kernel = sample(family=family, dtype="fp32")
-    for m, n, k, batch in ((0, 5, 5, 1), (5, 0, 5, 1), (1, 5, 0, 2), (5, 5, 5, 0)):
-        problem = GemmProblem(m=m, n=n, k=k, batch=batch)
-        assert error_of(engine().plan(kernel, problem, ARCH).execute, problem) == 0.0
 
 
 @needs_compiler
@@ -238,20 +67,6 @@ def test_nan_and_infinity_pass_through() -> None:
         engine().plan(kernel, problem, ARCH).execute((a, b), out)
         assert torch.equal(torch.isnan(out), torch.isnan(a @ b))
         assert torch.equal(torch.isinf(out), torch.isinf(a @ b))
-
-
-@needs_compiler
-def test_threads_do_not_change_split_k_results() -> None:
-    kernel = sample(family="splitk", dtype="fp32")
-    problem = GemmProblem(m=30, n=34, k=64 * kernel.split_k + 31)
-    a, b = operand(30, problem.k, 1, "r", "fp32", 0), operand(problem.k, 34, 1, "c", "fp32", 1)
-    results = []
-    for threads in (1, 2, 5):
-        out = torch.empty(30, 34)
-        CpuEngine(threads=threads).plan(kernel, problem, ARCH).execute((a, b), out)
-        results.append(out)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
 
 
 @needs_compiler
@@ -378,32 +193,6 @@ def test_a_kernel_refuses_strides_it_cannot_read() -> None:
     a, b = torch.ones(8, 8), torch.ones(8, 16)[:, ::2]
     with pytest.raises(ExecutionError, match="status 1"):
         engine().plan(kernel, problem, ARCH).execute((a, b), torch.empty(8, 8))
-
-
-@pytest.mark.parametrize("arch", ["x86_avx2", "x86_avx512"])
-def test_the_pool_is_wide_and_its_names_round_trip(arch: str) -> None:
-    kernels = load_pool(get_op("gemm"), load_arch(arch), ["cpu"])
-    mine = [k for k in kernels if isinstance(k, CpuGemmKernel)]
-    assert sum(k.dtype == "fp32" for k in mine) >= 60
-    assert {k.family for k in mine if k.dtype == "fp32"} == set(ACCESSES)
-    assert {k.dtype for k in mine} == {"fp32", "fp16", "bf16", "fp8", "bf8", "int8"}
-    assert len({k.name for k in mine}) == len(mine)
-    for kernel in mine:
-        assert CpuGemmKernel.from_name(kernel.name) == kernel
-        assert CpuGemmKernel.from_dict(kernel.to_dict()) == kernel
-
-
-@pytest.mark.parametrize("arch", ["x86_avx2", "x86_avx512"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_some_kernel_serves_every_problem(arch: str, layout: str) -> None:
-    where = load_arch(arch)
-    kernels = load_pool(get_op("gemm"), where, ["cpu"])
-    results = {"int8": ("int32", "fp32")}
-    for dtype in ("fp32", "tf32", "fp16", "bf16", "fp8", "bf8", "int8"):
-        for out in results.get(dtype, ("fp32", "fp16", "bf16")):
-            for m, n, k in ((1, 1, 1), (1, 5000, 3), (3000, 2, 9), (700, 800, 900), (0, 3, 4)):
-                p = GemmProblem(m=m, n=n, k=k, dtype=dtype, out_dtype=out, layout=layout)
-                assert any(why_unusable(kernel, p, where) is None for kernel in kernels), p
 
 
 KERNEL = CpuGemmKernel(

@@ -351,7 +351,7 @@ def test_legality_says_why() -> None:
     assert "longer" in str(why_unusable(short, GemmProblem(m=9, n=99, k=64, dtype="bf16"), arch))
     with pytest.raises(KernelError, match="power of two"):
         TritonGemmKernel(family="pointer", dtype="bf16", tile_m=48, tile_n=64, tile_k=64)
-    with pytest.raises(KernelError, match="do not split"):
+    with pytest.raises(KernelError, match="split_k is 2; it is for splitk"):
         TritonGemmKernel(family="tma", dtype="bf16", tile_m=64, tile_n=64, tile_k=64, split_k=2)
 
 

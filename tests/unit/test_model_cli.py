@@ -24,29 +24,32 @@ from tilewise.problems.files import read_problems
 WORDS = ("--op", "gemm", "--arch", "gfx950", "--dtype", "bf16", "M=512", "N=1024", "K=768")
 
 
-@pytest.fixture(scope="module")
-def store(small_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data as a store on disk."""
+def stored(data: Dataset, path: Path, *, turned: bool = False) -> Path:
+    """Made-up data as a store on disk; `turned` makes the fast kernels the slow ones."""
     setting = Setting(arch="gfx950", device="made up", toolchain="none", policy=Policy())
     rows = []
-    for p, k, us in zip(
-        small_data.problem_index, small_data.kernel_index, small_data.time_us, strict=True
-    ):
+    for p, k, us in zip(data.problem_index, data.kernel_index, data.time_us, strict=True):
         failed = us != us
+        time_us = 1e4 / float(us) if turned else float(us)
         rows.append(
             Measurement.of(
-                small_data.problems[p],
-                small_data.kernels[k],
+                data.problems[p],
+                data.kernels[k],
                 setting,
                 status="crash" if failed else "ok",
-                time_us=None if failed else float(us),
-                spread_us=None if failed else 0.01 * float(us),
+                time_us=None if failed else time_us,
+                spread_us=None if failed else 0.01 * time_us,
                 repeats=0 if failed else 20,
             )
         )
-    path = tmp_path_factory.mktemp("store") / "store"
     write_rows(path, rows)
     return path
+
+
+@pytest.fixture(scope="module")
+def store(small_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small data as a store on disk."""
+    return stored(small_data, tmp_path_factory.mktemp("store") / "store")
 
 
 def run(*words: Any) -> Any:
@@ -91,7 +94,23 @@ def test_evaluate_and_compare(trained: tuple[Path, dict[str, Any]], store: Path)
     assert found["efficiency"]["mean"] == pytest.approx(report["efficiency"]["mean"])
     assert found["problems_unseen"] == 0
     assert run("evaluate", folder, store).exit_code == 0
-    assert run("compare", folder, folder, store, "--json").exit_code == 0
+
+
+def test_a_worse_model_is_told_from_a_better_one(
+    trained: tuple[Path, dict[str, Any]], store: Path, small_data: Dataset, tmp_path: Path
+) -> None:
+    folder, _ = trained
+    wrong, worse = stored(small_data, tmp_path / "wrong", turned=True), tmp_path / "worse"
+    words = ("--folds", 3, "--trees", 5, "--json")
+    assert run("train", wrong, "--out", worse, *words).exit_code == 0
+    better = run("compare", worse, folder, store, "--json")
+    fallen = run("compare", folder, worse, store, "--json")
+    assert fallen.exit_code == 1, fallen.stdout
+    risen, sunk = (json.loads(each.stdout) for each in (better, fallen))
+    assert (risen["better"], risen["worse"]) == (sunk["worse"], sunk["better"])
+    assert risen["better"] > 40 > risen["worse"]
+    passed = [check["passed"] for check in risen["checks"]]
+    assert sum(passed) > sum(check["passed"] for check in sunk["checks"])
 
 
 def test_new_problems_are_proposed_near_those_of_the_worst_choices(

@@ -39,7 +39,7 @@ def _priority(given: Priority | str) -> Priority:
     try:
         return Priority[given.upper()] if isinstance(given, str) else Priority(given)
     except (KeyError, ValueError):
-        allowed = ", ".join(level.name.lower() for level in Priority)
+        allowed = ", ".join(each.name.lower() for each in Priority)
         raise InputError(f"priority is {given!r}; use one of {allowed}") from None
 
 
@@ -69,7 +69,7 @@ class Registry:
         Traits are expanded as in a pool file: lists, ranges and wildcards. A kernel that cannot
         run on this architecture is refused. Declaring again changes only the priority.
         """
-        level = _priority(priority)
+        wanted = _priority(priority)
         found = self._resolve(kernels, traits)
         for kernel in found:
             why = self.op.why_unusable(kernel, None, self.arch)
@@ -77,7 +77,7 @@ class Registry:
                 raise KernelError(f"{kernel.name} cannot run on {self.arch.label}: {why}")
         with self._lock:
             for kernel in found:
-                self._kernels[kernel] = level
+                self._kernels[kernel] = wanted
                 self._names[kernel.name] = kernel
         self._changed()
         return found
@@ -236,8 +236,8 @@ class Registry:
     def to_json(self) -> str:
         """Everything declared, without loss."""
         kernels = [
-            {"priority": level.name.lower(), **kernel.to_dict()}
-            for kernel, level in self._kernels.items()
+            {"priority": priority.name.lower(), **kernel.to_dict()}
+            for kernel, priority in self._kernels.items()
         ]
         head: dict[str, Any] = {"schema": SCHEMA, "name": self.name, "op": self.op.name}
         head["arch"] = self.arch.to_dict()

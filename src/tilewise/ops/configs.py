@@ -249,19 +249,19 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Every combination of the choices, less the branches that the kind or the filter cuts."""
     names = list(choices)
-    below = [prod(len(choices[name]) for name in names[level:]) for level in range(len(names) + 1)]
+    below = [prod(len(choices[name]) for name in names[depth:]) for depth in range(len(names) + 1)]
     asked = test.fields if test else frozenset()
     # The filter speaks as soon as its last field is set, unless the kind may still change values.
     decided = max((names.index(n) for n in asked if n in choices), default=len(names))
     decided = decided if asked <= choices.keys() and kind.keeps_values else len(names)
     visited = 0
 
-    def descend(level: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def descend(depth: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
         nonlocal visited
-        if level == len(names):
+        if depth == len(names):
             yield dict(values)
             return
-        name = names[level]
+        name = names[depth]
         for value in choices[name]:
             visited += 1
             if visited > MAX_COMBINATIONS:
@@ -270,11 +270,11 @@ def _combinations(
                 )
             values[name] = value
             if kind.is_dead_end(values, arch):
-                result.impossible += below[level + 1]
-            elif level == decided and test and not test(values):
-                result.filtered += below[level + 1]
+                result.impossible += below[depth + 1]
+            elif depth == decided and test and not test(values):
+                result.filtered += below[depth + 1]
             else:
-                yield from descend(level + 1, values)
+                yield from descend(depth + 1, values)
         del values[name]
 
     yield from descend(0, dict(fixed))

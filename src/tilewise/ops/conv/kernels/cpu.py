@@ -110,7 +110,7 @@ class CpuConvKernel(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ProductConvKernel(CpuConvKernel):
+class _CpuProductKernel(CpuConvKernel):
     """A matrix product over tiles of registers; `mr` counts filters where it is made of dots."""
 
     @property
@@ -137,7 +137,7 @@ class _ProductConvKernel(CpuConvKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImplicitConvKernel(_ProductConvKernel):
+class CpuImplicitKernel(_CpuProductKernel):
     """The product over packed rows of the implicit matrix."""
 
     family: str = trait("", ("implicit",), default="implicit")
@@ -145,7 +145,7 @@ class ImplicitConvKernel(_ProductConvKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectConvKernel(_ProductConvKernel):
+class CpuDirectKernel(_CpuProductKernel):
     """The product over a padded copy of the image that taps read at an offset."""
 
     family: str = trait("", ("direct",), default="direct")
@@ -156,7 +156,7 @@ class DirectConvKernel(_ProductConvKernel):
     def _rules(self) -> dict[str, bool]:
         is_odd = self._is_dot and (self.layout, self.split) != ("nchw", "channels")
         mine = {"dot products along pixels need nchw and divide channels": is_odd}
-        return mine | _ProductConvKernel._rules(self)
+        return mine | _CpuProductKernel._rules(self)
 
     @property
     def _may_turn(self) -> bool:
@@ -164,7 +164,7 @@ class DirectConvKernel(_ProductConvKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointwiseConvKernel(_ProductConvKernel):
+class CpuPointwiseKernel(_CpuProductKernel):
     """The product over the image itself, for 1x1 filters."""
 
     family: str = trait("", ("pointwise",), default="pointwise")
@@ -176,14 +176,14 @@ class PointwiseConvKernel(_ProductConvKernel):
 
     def _rules(self) -> dict[str, bool]:
         mine = {"pointwise reads floats in place": self.dtype != "fp32"}
-        return mine | _ProductConvKernel._rules(self)
+        return mine | _CpuProductKernel._rules(self)
 
     def why_not_for(self, problem: ConvProblem) -> str | None:
         return None if problem.is_pointwise else "the filter is not 1x1 over all pixels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergedConvKernel(CpuConvKernel):
+class CpuMergedKernel(CpuConvKernel):
     """Channels of several small groups side by side in a vector, multiplied lane by lane."""
 
     family: str = trait("", ("merged",), default="merged")
@@ -210,7 +210,7 @@ class MergedConvKernel(CpuConvKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthwiseConvKernel(CpuConvKernel):
+class CpuDepthwiseKernel(CpuConvKernel):
     """Rows of one channel against one filter, held in registers."""
 
     family: str = trait("", ("depthwise",), default="depthwise")
@@ -231,11 +231,11 @@ class DepthwiseConvKernel(CpuConvKernel):
 
 
 CPU_KERNEL_TYPES: tuple[type[CpuConvKernel], ...] = (
-    ImplicitConvKernel,
-    DirectConvKernel,
-    PointwiseConvKernel,
-    MergedConvKernel,
-    DepthwiseConvKernel,
+    CpuImplicitKernel,
+    CpuDirectKernel,
+    CpuPointwiseKernel,
+    CpuMergedKernel,
+    CpuDepthwiseKernel,
 )
 
 

@@ -21,7 +21,13 @@ HOPPER_FAMILIES = ("tma", "ws", "duo", "pingpong")
 """They copy tiles with the tensor memory accelerator."""
 TWO_GROUP_FAMILIES = ("duo", "pingpong")
 """Two groups of four math warps each, which do not wait for each other."""
-SPLIT_FAMILIES = ("splitk", "skinny", "gemv", "ws")
+TRAIT_FAMILIES = {
+    "split_k": ("splitk", "skinny", "gemv", "ws"),
+    "fill": ("ws",),
+    "atomic": ("splitk", "skinny"),
+    "swap": ("ws", "smallk", *TWO_GROUP_FAMILIES),
+}
+"""Which families have a choice there; skinny and gemv swap by themselves."""
 DTYPES = ("bf16", "fp16", "fp8", "bf8", "int8", "tf32", "fp32")
 MAX_GEMV_VECTORS = 4
 MAX_SWAPPED_ROWS = 128
@@ -69,16 +75,16 @@ class TritonGemmKernel(Kernel):
             raise KernelError(f"tile_n={self.tile_n} is for ws kernels, in multiples of 16")
         if min(self.stages, self.split_k, self.group_m, self.blocks) < 1:
             raise KernelError("stages, split_k, group_m and blocks must be at least 1")
-        if self.split_k > 1 and self.family not in SPLIT_FAMILIES:
-            raise KernelError(f"{self.family} kernels do not split; use split_k=1")
-        if self.fill and (self.family != "ws" or self.split_k > 1):
-            raise KernelError("fill is for ws kernels with split_k=1")
-        if self.atomic and not (self.family in ("splitk", "skinny") and self.split_k > 1):
-            raise KernelError("atomic is for splitk and skinny kernels with split_k above 1")
-        if self.swap and self.family not in ("ws", "smallk", *TWO_GROUP_FAMILIES):
-            raise KernelError(
-                "swap is for ws, duo, pingpong, smallk; skinny and gemv swap by themselves"
-            )
+        for trait_name, families in TRAIT_FAMILIES.items():
+            value, usual = getattr(self, trait_name), 1 if trait_name == "split_k" else False
+            if value != usual and self.family not in families:
+                raise KernelError(
+                    f"{trait_name} is {value}; it is for {', '.join(families)} kernels"
+                )
+        if self.fill and self.split_k > 1:
+            raise KernelError("fill is for kernels with split_k=1")
+        if self.atomic and self.split_k == 1:
+            raise KernelError("atomic is for kernels with split_k above 1")
 
     @property
     def op(self) -> str:
