@@ -62,8 +62,9 @@ LOW = 2**40
 def require_memory(*tensors: Any) -> None:
     """Raises where PyTorch tensors have elements but their storage was freed."""
     for tensor in tensors:
-        is_here = tensor.device.type in ("cpu", "cuda") and tensor.numel() > 0
-        if is_here and tensor.data_ptr() < LOW and not tensor.untyped_storage().data_ptr():
+        # Sizes come last: tracing turns them into tensors.
+        is_low = tensor.data_ptr() < LOW and tensor.device.type in ("cpu", "cuda")
+        if is_low and not tensor.untyped_storage().data_ptr() and tensor.numel():
             raise TensorError(
                 f"the storage of a tensor of shape {tuple(tensor.shape)} was freed; gather or "
                 "allocate it before the call"

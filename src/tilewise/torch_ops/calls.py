@@ -119,8 +119,10 @@ def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Cal
     is_fused = plan.epilogue is not None
     vectors = work.vectors if is_fused else lambda *tensors: ()
     finish = None if is_fused else work.finish
-    launch = plan.launcher((*call.operands, *vectors(*tensors)), call.out)
-    if plan.reads_addresses and not finish and all(map(_is_at, tensors, given)):
+    read = (*call.operands, *vectors(*tensors))
+    launch = plan.launcher(read, call.out)
+    is_all = len(read) == len(tensors) and all(map(_is_at, tensors, given))
+    if plan.reads_addresses and not finish and is_all:
         return _straight(allocate, launch, len(tensors))
 
     def in_shape(*tensors: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.torch_ops.products import rounds_to_tf32
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-CALL_US = {"linear": (12.0, 90.0), "conv": (35.0, 130.0)}
+CALL_US = {"linear": (8.0, 55.0), "conv": (20.0, 100.0)}
 """What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
 
 Measured by `benchmarks/layer_overhead.py` on two AMD EPYC cores, November 2026.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import view
+from tilewise.core.tensors import is_torch, view
 from tilewise.engines.contract import Build, Engine, Plan, Resources, digest_of
 from tilewise.engines.cpu.openmp import Runtime
 from tilewise.engines.device import detect
@@ -185,6 +186,8 @@ class CpuEngine(Engine):
 class CpuPlan(Plan):
     """A compiled C++ kernel bound to one problem."""
 
+    reads_addresses = True
+
     def __init__(self, kernel: Kernel, problem: Problem, library: ctypes.CDLL, pool: int) -> None:
         self.kernel = kernel
         self.problem = problem
@@ -225,6 +228,31 @@ class CpuPlan(Plan):
                 raise ExecutionError(f"{name} reported status {status}")
 
         return call
+
+    def launcher(self, operands: Sequence[Any], out: Any) -> Callable[..., None]:
+        """`launch(out, *operands)` for tensors stored just like these; only addresses are read."""
+        if not is_torch(out):
+            return super().launcher(operands, out)
+        numbered = [replace(view(t), address=at) for at, t in enumerate((*operands, out))]
+        args = self._abi.fill(self.problem, numbered[:-1], numbered[-1])
+        # The three addresses come first; whose each is shows in the numbers given for them.
+        order = [getattr(args, name) or 0 for name, *_ in args._fields_[:3]]
+        rest, pool, needed = bytes(args)[_HEAD.size :], self._pool, self.workspace_bytes
+        run, name = self._run, self.kernel.name
+
+        def launch(out: Any, *tensors: Any) -> None:
+            held = (*tensors, out)
+            one, two, three = (held[at].data_ptr() for at in order)
+            scratch = _aligned(_workspace(needed).ctypes.data) if needed else 0
+            status = run(_HEAD.pack(one, two, three, scratch, pool) + rest)
+            if status:
+                raise ExecutionError(f"{name} reported status {status}")
+
+        return launch
+
+
+_HEAD = struct.Struct("5Q")
+"""Three tensors, workspace and pool: how the arguments of every op begin."""
 
 
 def _aligned(address: int) -> int:
