@@ -85,17 +85,18 @@ struct LateRelease {
   }
 };
 
-// Registers of a thread in load and math groups of 128 threads, within 65536 for the whole block.
+// Registers of a thread in load and math groups of 128 threads: what the load groups give up of those
+// that the block is launched with, the math groups take.
 // A load group that only starts TMA copies needs few; one that computes addresses needs more.
 template <int LoadGroups, int MathGroups, bool IsGathering>
 struct Registers {
   static constexpr int at_launch = 65536 / (128 * (LoadGroups + MathGroups)) / 8 * 8;
-  static constexpr int load =
-      IsGathering ? (MathGroups > 2 ? 56 : 88) : (MathGroups > 2 ? 40 : 56);
-  static constexpr int left = 65536 / 128 - load * LoadGroups;
+  static constexpr int load = IsGathering && MathGroups < 3 ? 88 : 56;
+  static constexpr int left = at_launch * (LoadGroups + MathGroups) - load * LoadGroups;
   static constexpr int math = left / MathGroups / 8 * 8 > 240 ? 240 : left / MathGroups / 8 * 8;
   // With 256 threads or fewer every thread may have 255 registers anyway.
   static constexpr bool are_moved = LoadGroups + MathGroups > 2;
+  static_assert(!are_moved || (load <= at_launch && at_launch <= math), "loaders give registers up");
 
   static DEVICE void for_load() {
     if constexpr (are_moved) lower_registers<load>();

@@ -55,16 +55,20 @@ struct Blocks {
   }
 };
 
-// Rows of a block of sums: the pixels of one block.
+// Rows of a block of sums: the pixels of one block; see FlatRows.
 struct BlockRows {
   const Blocks& blocks;
+  const Places& places;
   Pixel first;
   DEVICE Pixel pixel(int row) const {
-    const Pixel at = {first.n, first.d, first.h + row / side, first.w + row % side};
-    const bool is_inside = at.n < blocks.images && at.h < blocks.walk.size_h &&
-                           at.w < blocks.walk.size_w;
-    return is_inside ? at : Pixel{-1, 0, 0, 0};
+    return {first.n, first.d, first.h + row / side, first.w + row % side};
   }
+  DEVICE bool has(int row) const {
+    const Pixel at = pixel(row);
+    return at.n < blocks.images && at.h < blocks.walk.size_h && at.w < blocks.walk.size_w;
+  }
+  DEVICE int index(int row) const { return blocks.walk.row(pixel(row)); }
+  DEVICE i64 place(int row) const { return places.of(pixel(row)); }
 };
 
 struct Loader {
@@ -208,6 +212,7 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
                            filter_stages, rank,    in_channels, out_channels, &image_map,
                            &filter_map};
     loader.run(threadIdx.x - math_threads);
+    __syncwarp();
   } else {
     Budget::for_math();
     const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
@@ -225,10 +230,10 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
       const Columns columns = {work.channel_tile * TILE_N, out_channels, work.group * out_channels};
       const int part = work.pixel_tile * MATH_GROUPS + (int)group;
       const auto rows = [&](int m) {
-        return BlockRows{blocks, blocks.first(part * group_blocks + m)};
+        return BlockRows{blocks, out.places, blocks.first(part * group_blocks + m)};
       };
       store_tile<SUM, TILE_N, group_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
-          sums, out, rows, columns, walk, work.split, part, staging + group * staging_bytes,
+          sums, out, rows, columns, work.split, part, staging + group * staging_bytes,
           group_barrier + group, thread);
     }
   }

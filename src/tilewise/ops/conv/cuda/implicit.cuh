@@ -90,10 +90,10 @@ DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work
   const u32 part = PINGPONG ? 0 : group;  // of the tile's rows
   const auto rows = [&](int m) {
     const int first = work.pixel_tile * TILE_M + ((int)part * row_blocks + m) * 64;
-    return FlatRows{walk, first, out.pixels};
+    return FlatRows{walk, out.places, out.places.are_flat(walk), first, out.pixels};
   };
   store_tile<SUM, TILE_N, row_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
-      sums, out, rows, columns, walk, work.split, work.pixel_tile * tile_groups + (int)part,
+      sums, out, rows, columns, work.split, work.pixel_tile * tile_groups + (int)part,
       staging + group * staging_bytes, group_barrier + group, thread);
 }
 
@@ -144,6 +144,7 @@ implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* re
     const Loader loader = {ring, schedule, walk, stages, rank, pixels, in_channels, out_channels,
                            SOURCE_ARGUMENTS};
     loader.run(threadIdx.x - math_threads);
+    __syncwarp();
   } else {
     Budget::for_math();
     const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;

@@ -12,13 +12,18 @@ struct Columns {
   int column, count, channel;
 };
 
-// Which pixels the 64 rows of a block of sums are: those of an image one after the other. Like any
-// such type, `pixel(row)` gives a pixel whose image is -1 where the row lies beyond the last one.
+// Which pixels the 64 rows of a block of sums are. Like any such type: `has(row)`, whether there is
+// one; `index(row)`, its number among all pixels of the walk; `place(row)`, its elements' in the result.
+// These lie one after the other, in the result too where it `is_flat`, which saves the divisions.
 struct FlatRows {
   const Walk& walk;
+  const Places& places;
+  bool is_flat;
   int first, count;
-  DEVICE Pixel pixel(int row) const {
-    return first + row < count ? walk.pixel(first + row) : Pixel{-1, 0, 0, 0};
+  DEVICE bool has(int row) const { return first + row < count; }
+  DEVICE int index(int row) const { return first + row; }
+  DEVICE i64 place(int row) const {
+    return is_flat ? places.first + (first + row) * places.w : places.of(walk.pixel(first + row));
   }
 };
 
@@ -76,9 +81,9 @@ DEVICE void finish_block(float (&sums)[N / 2], const Output<R>& out, const Rows&
   const u32 warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
-    if (pixel.n < 0) continue;
-    const i64 at = out.places.of(pixel) + tile.channel;
+    const int row = warp * 16 + half * 8 + lane / 4;
+    if (!rows.has(row)) continue;
+    const i64 at = (HasResidual ? rows.place(row) : 0) + tile.channel;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -101,9 +106,9 @@ DEVICE void store_16(float (&sums)[N / 2], const Output<R>& out, const Rows& row
   bool is_inside[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const Pixel pixel = rows.pixel(warp * 16 + 4 * i + lane / 8);
-    is_inside[i] = pixel.n >= 0;
-    lines[i] = out.result + tile.channel + (is_inside[i] ? out.places.of(pixel) : 0);
+    const int row = warp * 16 + 4 * i + lane / 8;
+    is_inside[i] = rows.has(row);
+    lines[i] = out.result + tile.channel + (is_inside[i] ? rows.place(row) : 0);
   }
 #pragma unroll
   for (int part = 0; part < N; part += 64) {
@@ -137,9 +142,9 @@ DEVICE void store_32(float (&sums)[N / 2], const Output<fp32>& out, const Rows& 
   const u32 warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
-    if (pixel.n < 0) continue;
-    fp32* line = out.result + out.places.of(pixel) + tile.channel;
+    const int row = warp * 16 + half * 8 + lane / 4;
+    if (!rows.has(row)) continue;
+    fp32* line = out.result + rows.place(row) + tile.channel;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -153,14 +158,14 @@ DEVICE void store_32(float (&sums)[N / 2], const Output<fp32>& out, const Rows& 
 // Partial sums, rows of `pitch` (all channels): stored into `partial`, or added to it.
 template <int N, bool IsAtomic, class Rows>
 DEVICE void store_partial(float (&sums)[N / 2], const Rows& rows, const Columns& tile,
-                          const Walk& walk, float* partial, int pitch, u32 thread) {
+                          float* partial, int pitch, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32;
   const bool is_even = (pitch | tile.channel) % 2 == 0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const Pixel pixel = rows.pixel(warp * 16 + half * 8 + lane / 4);
-    if (pixel.n < 0) continue;
-    float* line = partial + (i64)walk.row(pixel) * pitch + tile.channel;
+    const int row = warp * 16 + half * 8 + lane / 4;
+    if (!rows.has(row)) continue;
+    float* line = partial + (i64)rows.index(row) * pitch + tile.channel;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
       const int column = tile.column + 8 * j + 2 * (lane % 4);
@@ -183,7 +188,7 @@ DEVICE void store_channel_sums(const float (&sums)[RowBlocks][N / 2], const Outp
   for (int m = 0; m < RowBlocks; m++)
 #pragma unroll
     for (int half = 0; half < 2; half++)
-      is_inside[m][half] = make_rows(m).pixel(warp * 16 + half * 8 + lane / 4).n >= 0;
+      is_inside[m][half] = make_rows(m).has(warp * 16 + half * 8 + lane / 4);
 #pragma unroll
   for (int j = 0; j < N / 8; j++)
 #pragma unroll
@@ -227,26 +232,26 @@ DEVICE void store_channel_sums(const float (&sums)[RowBlocks][N / 2], const Outp
 template <int Sum, int N, int RowBlocks, bool HasBias, bool HasResidual, int Kind, bool HasSums,
           class R, class MakeRows>
 DEVICE void store_tile(float (&sums)[RowBlocks][N / 2], const Output<R>& out,
-                       const MakeRows& make_rows, const Columns& tile, const Walk& walk, int split,
-                       int slice, u32 staging, u32 barrier, u32 thread) {
+                       const MakeRows& make_rows, const Columns& tile, int split, int slice,
+                       u32 staging, u32 barrier, u32 thread) {
   if constexpr (Sum != SUM_DIRECT) {
     const i64 first = Sum == SUM_SLICES ? (i64)split * out.pixels * out.pitch : 0;
 #pragma unroll
     for (int m = 0; m < RowBlocks; m++)
-      store_partial<N, Sum == SUM_ATOMIC>(sums[m], make_rows(m), tile, walk, out.partial + first,
+      store_partial<N, Sum == SUM_ATOMIC>(sums[m], make_rows(m), tile, out.partial + first,
                                           out.pitch, thread);
-    return;
-  }
-  if constexpr (HasBias || HasResidual || Kind != ACTIVATION_NONE) {
+  } else {
+    if constexpr (HasBias || HasResidual || Kind != ACTIVATION_NONE) {
 #pragma unroll
-    for (int m = 0; m < RowBlocks; m++)
-      finish_block<N, HasBias, HasResidual, Kind>(sums[m], out, make_rows(m), tile, thread);
-  }
-  if constexpr (HasSums)
-    store_channel_sums<N, RowBlocks>(sums, out, make_rows, tile, slice, staging, barrier, thread);
+      for (int m = 0; m < RowBlocks; m++)
+        finish_block<N, HasBias, HasResidual, Kind>(sums[m], out, make_rows(m), tile, thread);
+    }
+    if constexpr (HasSums)
+      store_channel_sums<N, RowBlocks>(sums, out, make_rows, tile, slice, staging, barrier, thread);
 #pragma unroll
-  for (int m = 0; m < RowBlocks; m++) {
-    if constexpr (sizeof(R) == 4) store_32<N>(sums[m], out, make_rows(m), tile, thread);
-    else store_16<N>(sums[m], out, make_rows(m), tile, staging, thread);
+    for (int m = 0; m < RowBlocks; m++) {
+      if constexpr (sizeof(R) == 4) store_32<N>(sums[m], out, make_rows(m), tile, thread);
+      else store_16<N>(sums[m], out, make_rows(m), tile, staging, thread);
+    }
   }
 }

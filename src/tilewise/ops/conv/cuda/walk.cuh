@@ -70,4 +70,8 @@ struct Tap {
 struct Places {
   i64 first, n, d, h, w;
   DEVICE i64 of(Pixel at) const { return first + at.n * n + at.d * d + at.h * h + at.w * w; }
+  // Whether the pixels of a walk lie one after the other.
+  DEVICE bool are_flat(const Walk& walk) const {
+    return h == walk.size_w * w && d == walk.size_h * h && n == walk.size_d * d;
+  }
 };

@@ -8,6 +8,12 @@
 constexpr int loads_of_a_stage = LOAD_WARPS;
 static_assert(LOAD_WARPS <= 2, "one warp for dy, one for x");
 
+// What a panel of entries reads, the same in every step: a channel, and its tap's distance.
+struct Panel {
+  int c;
+  u16 right, down, deep;
+};
+
 struct Loader {
   StageRing ring;
   Schedule schedule;
@@ -25,13 +31,16 @@ struct Loader {
     Place at;
     for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
       const Schedule::Work work = schedule.work(index);
+      Panel panels[x_panels];
+#pragma unroll
+      for (int i = 0; i < x_panels; i++) panels[i] = panel(work, i);
       for (int step = work.first; step < work.last; step++) {
         const u32 to = stages + at.stage * stage_bytes;
         const Pixel pixel = walk.pixel(step * step_pixels);
         ring.wait_empty(at);
         ring.expect(at, (brings_dy ? dy_bytes : 0) + (brings_x ? x_bytes : 0));
         if (brings_dy) load_dy(to, ring.full(at), work, step * step_pixels, pixel);
-        if (brings_x) load_x(to + dy_bytes, ring.full(at), work, step * step_pixels, pixel);
+        if (brings_x) load_x(to + dy_bytes, ring.full(at), panels, step * step_pixels, pixel);
         at.next();
       }
     }
@@ -52,22 +61,26 @@ struct Loader {
   }
 
   // Panels beyond the last tap are copied like the last: their sums are not stored.
-  DEVICE void load_x(u32 to, u32 barrier, const Schedule::Work& work, int row, Pixel at) const {
+  DEVICE Panel panel(const Schedule::Work& work, int panel) const {
+    const int last = entries.columns() - 64, column = work.column + panel * 64;
+    const int inside = column < last ? column : last;
+    const Tap tap(walk, entries.tap(inside));
+    return {work.group * in_channels + entries.channel(inside), (u16)tap.right(walk),
+            (u16)tap.down(walk), (u16)tap.deep(walk)};
+  }
+
+  DEVICE void load_x(u32 to, u32 barrier, const Panel (&panels)[x_panels], int row, Pixel at) const {
     const Pixel corner = walk.corner(at);
 #pragma unroll
-    for (int panel = 0; panel < x_panels; panel++, to += panel_bytes) {
-      const int last = entries.columns() - 64, column = work.column + panel * 64;
-      const int inside = column < last ? column : last;
-      const Tap tap(walk, entries.tap(inside));
-      const int c = work.group * in_channels + entries.channel(inside);
+    for (int i = 0; i < x_panels; i++, to += panel_bytes) {
+      const Panel& p = panels[i];
 #if LOADER == LOAD_ROWS
-      tma_load(to, x_map, barrier, c, row);
+      tma_load(to, x_map, barrier, p.c, row);
 #elif SPATIAL == 2
-      tma_load_im2col(to, x_map, barrier, c, corner.w, corner.h, corner.n, tap.right(walk),
-                      tap.down(walk));
+      tma_load_im2col(to, x_map, barrier, p.c, corner.w, corner.h, corner.n, p.right, p.down);
 #else
-      tma_load_im2col(to, x_map, barrier, c, corner.w, corner.h, corner.d, corner.n,
-                      tap.right(walk), tap.down(walk), tap.deep(walk));
+      tma_load_im2col(to, x_map, barrier, p.c, corner.w, corner.h, corner.d, corner.n, p.right,
+                      p.down, p.deep);
 #endif
     }
   }
