@@ -19,7 +19,8 @@ TilewiseError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 
 class TilewiseError(Exception):
@@ -99,3 +100,10 @@ class NoStoreError(StoreError, InputError):
 
 class ModelError(TilewiseError):
     """A model is missing, damaged, foreign or newer than this version understands."""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """A question for messages about unknown names, such as "; did you mean 'gemm'?", or nothing."""
+    by_case = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), by_case, 1)
+    return f"; did you mean {by_case[found[0]]!r}?" if found else ""

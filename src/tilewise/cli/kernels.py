@@ -71,6 +71,24 @@ def pick(
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 
 
+def shown(
+    op: str,
+    arch: Arch,
+    dtype: str | None,
+    engines: list[str] | None,
+    expression: str | None,
+    config: Path | None,
+) -> list[Kernel]:
+    """The same to be looked at or written: a filter that leaves none is a mistake."""
+    found = pick(op, arch, dtype, engines, expression, config)
+    if expression and not found:
+        raise InputError(
+            f"--filter {expression!r} leaves no kernel of {op} on {arch.label}; "
+            "`tilewise kernels list` without it shows what there is"
+        )
+    return found
+
+
 def _expanded(config: Path, op: Op, arch: Arch) -> list[Kernel]:
     """The kernels of a config; where there are none, what became of its combinations."""
     found = expand_counted(read_config(config), op, arch)
@@ -97,7 +115,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """Lists kernels by name."""
-    kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if as_json:
         return emit([{"name": kernel.name, **kernel.to_dict()} for kernel in kernels])
     for kernel in kernels:
@@ -118,7 +136,7 @@ def count(
     """Counts kernels by engine, family and dtype."""
     chosen = resolve_arch(arch)
     counts: dict[tuple[str, str, str], int] = {}
-    for kernel in pick(op, chosen, dtype, engine, expression, config):
+    for kernel in shown(op, chosen, dtype, engine, expression, config):
         family = getattr(kernel, "family", getattr(kernel, "pipeline", ""))
         key = (kernel.engine, family, getattr(kernel, "dtype", ""))
         counts[key] = counts.get(key, 0) + 1
@@ -151,7 +169,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
-    kernels = pick(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is no file name; name the file to write")
     replace_text(file, dump_kernels(kernels))

@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.errors import ArchError
+from tilewise.errors import ArchError, nearest
 
 Triple = tuple[int, int, int]
 
@@ -199,7 +199,12 @@ def inconsistencies(arch: Arch) -> list[str]:
 
 def _text(name: str) -> str:
     if name not in known_archs():
-        raise ArchError(f"architecture {name!r} is unknown; known: {', '.join(known_archs())}")
+        labels = {each: f"{arch}:{each}" for arch in known_archs() for each in devices(arch)}
+        product = next((labels[each] for each in labels if each.lower() == name.lower()), "")
+        meant = f"; did you mean {product!r}?" if product else nearest(name, known_archs())
+        raise ArchError(
+            f"architecture {name!r} is unknown; known: {', '.join(known_archs())}{meant}"
+        )
     return (resources.files("tilewise") / "archs" / f"{name}.toml").read_text()
 
 

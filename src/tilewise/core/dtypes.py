@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from tilewise.errors import ProblemError
+from tilewise.errors import ProblemError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ def dtype(name: str) -> DType:
     try:
         return DTYPES[name]
     except KeyError:
-        raise ProblemError(f"dtype {name!r} is unknown; use one of {', '.join(DTYPES)}") from None
+        known = f"use one of {', '.join(DTYPES)}{nearest(str(name), DTYPES)}"
+        raise ProblemError(f"dtype {name!r} is unknown; {known}") from None
 
 
 def tolerance(operand: str, result: str, reduction: int) -> float:

@@ -20,7 +20,7 @@ from tilewise.core.features import FeatureSet
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage
-from tilewise.errors import InputError, KernelError
+from tilewise.errors import InputError, KernelError, nearest
 from tilewise.ops.buckets import Axis, Bucket
 from tilewise.ops.capturing import Reader
 from tilewise.ops.draws import Draw, Fields, scaled
@@ -223,4 +223,5 @@ def get_op(name: str) -> Op:
     try:
         return all_ops()[name]
     except KeyError:
-        raise InputError(f"op {name!r} is unknown; use one of {', '.join(all_ops())}") from None
+        known = f"use one of {', '.join(all_ops())}"
+        raise InputError(f"op {name!r} is unknown; {known}{nearest(name, all_ops())}") from None
