@@ -13,6 +13,7 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    err,
     listing,
     out,
     parse_problem,
@@ -50,9 +51,20 @@ def explain(
     found = fitting_model(model, problem, chosen, dtype)
     selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
     report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
+    tell_difference(found, selector.arch)
     if as_json:
         return emit(report)
     return tell(report, found.name)
+
+
+def tell_difference(model: Model, arch: Arch) -> None:
+    """Says on standard error that times are scaled from another device's."""
+    from tilewise.selection.selector import how_different
+
+    different = how_different(model, arch)
+    if different is not None:
+        told = f"{arch.label} is not what {model.name} was trained on ({different})"
+        err.print(f"{told}: times are scaled by these figures", soft_wrap=True)
 
 
 def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:
@@ -185,6 +197,7 @@ def predict(
         strict=True,
     )
     rows = sorted(columns, key=lambda row: order[row[0]])[:top]
+    tell_difference(found, predictor.arch)
     if as_json:
         names = ("predicted_us", "predicted_tflops", "predicted_gb_s")
         return emit([{"kernel": k.name, **dict(zip(names, v, strict=True))} for k, *v in rows])

@@ -191,6 +191,8 @@ class Setting:
     device: str
     toolchain: str
     policy: Policy
+    figures: str = ""
+    """JSON of the device's figures, where they are known; no part of any key."""
     policy_key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -257,6 +259,8 @@ class Measurement:
     """Canonical JSON of `Kernel.to_dict`."""
     arch: str
     device: str
+    figures: str = ""
+    """JSON of the figures of the device when it was measured; empty in rows before 0.2."""
     toolchain: str
     policy: str
     """Canonical JSON of `Policy.to_dict`."""
@@ -295,6 +299,7 @@ class Measurement:
         """What ought to be JSON objects and is not: column -> text."""
         texts = {"problem": self.problem, "kernel_fields": self.kernel_fields}
         texts |= {"policy": self.policy, "labels": self.labels, "tactic": self.tactic or "{}"}
+        texts["figures"] = self.figures or "{}"
         return {name: text for name, text in texts.items() if not _is_object(text)}
 
     def check(self) -> None:
@@ -349,6 +354,7 @@ class Measurement:
             kernel_fields=kernel_text,
             arch=setting.arch,
             device=setting.device,
+            figures=setting.figures,
             toolchain=setting.toolchain,
             policy=_identity(setting.policy)[1],
             status=status,

@@ -21,7 +21,7 @@ from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, colu
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, check_time, json_object, what_is_timed
 from tilewise.core.problem import Problem
-from tilewise.engines.device import detect
+from tilewise.engines.device import CORE_GB_S, detect
 from tilewise.errors import InputError, TilewiseError
 from tilewise.learn.readings import (
     column,
@@ -34,7 +34,7 @@ from tilewise.learn.readings import (
     usable,
 )
 from tilewise.ops.contract import get_op
-from tilewise.ops.fields import arch_values, kernel_values, problem_values
+from tilewise.ops.fields import arch_values, kernel_values, problem_values, recorded_arch
 
 log = logging.getLogger("tilewise")
 
@@ -44,6 +44,7 @@ _NEEDED = (
     *("engine", "kernel_fields", "arch", "device", "policy", "stage", "status"),
     "toolchain",
     *("time_us", "min_us", "spread_us", "repeats", "tactic", "message"),
+    "figures",
 )
 
 
@@ -221,21 +222,44 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
             log.warning("%d rows of another %s than %s are left out", left, name, counts[0][0])
         rows = [r for r in rows if r[name] == counts[0][0]]
     if not isinstance(arch, Arch):
-        arch = measured_arch(only["arch"], str(rows[0]["device"]))
+        arch = arch_of(rows)
     return _arrays(usable(rows, arch.kind), only["op"], arch)
 
 
-def measured_arch(name: str, device: str) -> Arch:
-    """The figures of a device that was measured: live if it is this one, else the file's.
+def arch_of(rows: Sequence[Mapping[str, Any]]) -> Arch:
+    """The device that rows were measured on, with the figures that most of them carry.
 
     Waves and peaks follow from them, so a model must be trained with those it will be served with.
     """
-    live = detect(load_arch(name).kind) if load_arch(name).kind == "cpu" else None
+    name, device = str(rows[0]["arch"]), str(rows[0]["device"])
+    carried = Counter(r["figures"] for r in rows if r["figures"]).most_common(1)
+    if carried:
+        return recorded_arch(name, device, carried[0][0])
+    return measured_arch(name, device, int(json_object(rows[0]["policy"], "").get("threads") or 0))
+
+
+def measured_arch(name: str, device: str, threads: int = 0) -> Arch:
+    """The figures of a device whose rows carry none: live if it is this one, else the file's.
+
+    Files describe whole processors; of one that is not here, the threads that were timed count.
+    """
+    file = load_arch(name)
+    live = detect(file.kind) if file.kind == "cpu" else None
     if live is not None and (live.name, live.device) == (name, device):
         return live
     words = device.replace(" ", "-").upper()
     named = [d for d in devices(name) if all(w in words for w in d.upper().split("-"))]
-    return load_arch(name, named[0] if named else "")
+    if file.kind != "cpu" or named or not 0 < threads < file.compute_units:
+        return load_arch(name, named[0] if named else "")
+    log.warning(
+        "the rows do not carry the figures of %s; those of %d of the %d cores in the file of %s "
+        "stand in, so predicted times may be off",
+        *(device, threads, file.compute_units, name),
+    )
+    memory = min(file.memory_gb_s, threads * CORE_GB_S)
+    return file.with_figures(
+        compute_units=threads, max_threads_per_block=threads, memory_gb_s=memory
+    )
 
 
 def _single(rows: Sequence[Mapping[str, Any]], name: str) -> str:

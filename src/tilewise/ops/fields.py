@@ -7,11 +7,13 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.features import Field
 from tilewise.core.kernel import Kernel
+from tilewise.core.measurement import json_object
 from tilewise.core.problem import Problem
+from tilewise.errors import ArchError
 from tilewise.ops.vendor import LIBRARIES, TACTIC
 
 ENGINES = ("cpu", "triton", "vendor", "ck_tile", "cuda")
@@ -108,3 +110,13 @@ def figures(arch: Arch) -> dict[str, Any]:
         **{name: getattr(arch, name) for name in ARCH_FIGURES},
         "peak_tflops": dict(arch.peak_tflops),
     }
+
+
+def recorded_arch(name: str, device: str, text: str) -> Arch:
+    """An architecture with the figures that a row of the store carries, checked."""
+    given = json_object(text, "the figures of a row")
+    known = {*ARCH_FIGURES, "peak_tflops"}
+    if not set(given) <= known:
+        strange = ", ".join(sorted(set(given) - known))
+        raise ArchError(f"a row's figures have no {strange}; they have {', '.join(sorted(known))}")
+    return Arch.from_dict({**load_arch(name).to_dict(), **given, "device": device})

@@ -23,6 +23,8 @@ from tilewise.selection.opening import open_model
 from tilewise.selection.scorer import Scorer, make_scorer
 
 REMEMBERED = 65536
+ALIKE = 1.1
+"""Figures of two devices this close are the same."""
 _FEW = 256
 """Below this many kernels a plain loop puts them in order faster than NumPy."""
 
@@ -36,6 +38,20 @@ def why_foreign(model: Model, problem: Problem, arch: Arch) -> str | None:
     if problem.dtype not in model.dtypes:
         return f"the model knows {', '.join(model.dtypes)}, the problem is {problem.dtype}"
     return None
+
+
+def how_different(model: Model, arch: Arch) -> str | None:
+    """How a device differs from the one that a model was trained on, or None.
+
+    Predicted times follow the figures of the device; what they do not say is not foreseen.
+    """
+    trained = model.trained_on
+    told = []
+    for figure, unit in (("compute_units", "units"), ("clock_mhz", "MHz"), ("memory_gb_s", "GB/s")):
+        then, now = float(getattr(trained, figure)), float(getattr(arch, figure))
+        if max(then, now) > ALIKE * min(then, now):
+            told.append(f"{now:g} {unit} where it had {then:g}")
+    return ", ".join(told) or None
 
 
 @dataclass(frozen=True, slots=True)

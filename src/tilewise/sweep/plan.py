@@ -9,11 +9,13 @@ from math import isfinite
 from typing import Any
 
 from tilewise.core.arch import Arch
+from tilewise.core.identity import canonical_json
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable, get_op
+from tilewise.ops.fields import figures
 from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.known import Known, Record
 
@@ -219,7 +221,11 @@ def make_plan(
         arch=device.arch,
         settings={
             engine: Setting(
-                arch=device.arch.name, device=device.name, toolchain=by_op[op], policy=policy
+                arch=device.arch.name,
+                device=device.name,
+                toolchain=by_op[op],
+                policy=policy,
+                figures=canonical_json(figures(device.arch)),
             )
             for engine, by_op in device.toolchains.items()
             if op in by_op

@@ -15,6 +15,7 @@ from tilewise.core.problem import Problem
 from tilewise.data.store import Store
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
+from tilewise.ops.fields import recorded_arch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Recording:
             raise InputError(f"{path} was recorded on {rows[0].arch}, which has no data file here")
         return cls(
             rows=rows,
-            arch=load_arch(rows[0].arch).with_figures(device=rows[0].device),
+            arch=_arch_of(rows[0]),
             toolchains=toolchains,
             policy=Policy.from_dict(json.loads(rows[0].policy)),
             pairs=frozenset((row.problem_key, row.kernel_key) for row in rows),
@@ -112,6 +113,13 @@ def _only(
     if len(found) > 1:
         raise InputError(f"{path} mixes recordings: {shown}; choose one with {option}")
     return kept
+
+
+def _arch_of(row: Measurement) -> Arch:
+    """The recorded device, with its figures where the row carries them."""
+    if row.figures:
+        return recorded_arch(row.arch, row.device, row.figures)
+    return load_arch(row.arch).with_figures(device=row.device)
 
 
 def _told_policy(row: Measurement) -> str:
