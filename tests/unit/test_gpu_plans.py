@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -220,11 +221,11 @@ def test_padded_products_pad_the_bias_too(here: None) -> None:
     torch.testing.assert_close(call.out, a @ b + bias, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0", "main"])
 def test_an_unknown_triton_leaves_the_work_to_the_vendor(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_build, "version", lambda _: version)
+    monkeypatch.setattr(triton_build, "triton_version", lambda: version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     triton_build.why_no_triton.cache_clear()
     try:
@@ -244,5 +245,23 @@ def test_an_unknown_triton_leaves_the_work_to_the_vendor(
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0+git1234"])
 def test_known_versions_of_triton(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_build, "version", lambda _: version)
+    monkeypatch.setattr(triton_build, "triton_version", lambda: version)
     assert triton_build.why_no_triton.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [({"triton": "3.9.0"}, "3.9.0"), ({"pytorch-triton-rocm": "3.6.0+abc"}, "3.6.0+abc"), ({}, "")],
+)
+def test_triton_is_known_by_any_of_its_names(
+    installed: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(triton_build, "version", version)
+    modules = {"triton": list(installed)} if installed else {}
+    monkeypatch.setattr(triton_build, "packages_distributions", lambda: modules)
+    assert triton_build.triton_version.__wrapped__() == found

@@ -45,7 +45,7 @@ def advice(rows: Sequence[Row]) -> str:
 
 
 def _versions() -> Iterator[Row]:
-    from tilewise.engines.gpu.triton_build import why_no_triton
+    from tilewise.engines.gpu.triton_build import triton_version, why_no_triton
 
     yield "tilewise", "ok", __version__
     yield "Python", "ok", f"{platform.python_version()} on {platform.platform()}"
@@ -58,8 +58,10 @@ def _versions() -> Iterator[Row]:
         ("ray", "sweeps over many machines"),
     ):
         try:
-            found = version(package)
+            found = triton_version() if package == "triton" else version(package)
         except PackageNotFoundError:
+            found = ""
+        if not found:
             yield package, "absent", f"only needed for {use}: pip install {package}"
             continue
         why = why_no_triton() if package == "triton" else None

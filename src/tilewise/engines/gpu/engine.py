@@ -15,7 +15,7 @@ from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan, digest_of, versions
 from tilewise.engines.gpu.bound import BoundLaunch, live_target
 from tilewise.engines.gpu.build import build_all, compile_ahead, launch_module
-from tilewise.engines.gpu.nvrtc import why_no_nvrtc
+from tilewise.engines.gpu.nvrtc import nvrtc_version, why_no_nvrtc
 from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.errors import ExecutionError, TensorError
 from tilewise.ops import launch as shared
@@ -93,7 +93,7 @@ class TritonEngine(GpuEngine):
 
     def sources(self, op: Op) -> list[Path]:
         own = [*op.folder.glob("triton*"), *op.folder.glob("gluon*")]
-        return [*own, *_SHARED.glob("*_pieces.py")]
+        return [*own, *_SHARED.glob("*_pieces.py"), _SHARED / "gluon_names.py"]
 
     def why_no_build(self) -> str | None:
         return why_no_triton()
@@ -105,7 +105,8 @@ class CudaEngine(GpuEngine):
     name = "cuda"
 
     def compiler(self) -> str:
-        return versions("nvidia-cuda-nvrtc", "torch")
+        own = "" if why_no_nvrtc() else nvrtc_version()  # whichever wheel or toolkit it came with
+        return ", ".join(filter(None, (own, versions("torch"))))
 
     def sources(self, op: Op) -> list[Path]:
         return [op.folder / "cuda", _SHARED / "cuda"]
@@ -122,7 +123,7 @@ def _launches(op: Op) -> list[Path]:
     """What decides how kernels are specialised and launched."""
     names = ("arguments.py", "epilogue.py", "patches.py", "strides.py", "walk.py")
     own = [*op.folder.glob("launch*.py"), *(op.folder / name for name in names)]
-    return [*own, _SHARED / "launch.py"]
+    return [*own, _SHARED / "launch.py", _SHARED / "arguments.py"]
 
 
 class GpuPlan(Plan):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 from dataclasses import asdict, is_dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,23 @@ WARP_SIZES = {"cuda": 32, "hip": 64}
 
 
 @cache
+def triton_version() -> str:
+    """The installed one, or nothing; AMD's wheels of it go by other names."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        names = packages_distributions().get("triton", ())
+        return version(names[0]) if names else ""
+
+
+@cache
 def why_no_triton() -> str | None:
     """Why Triton kernels cannot be compiled here, or None; nothing is imported for it."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
+    found = triton_version()
+    if not found:
         return "triton is not installed"
-    major, minor = (int(part) for part in found.split(".")[:2])
-    if OLDEST <= (major, minor) <= NEWEST:
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers and OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
         return None
     known = " to ".join(f"{one}.{two}" for one, two in (OLDEST, NEWEST))
     return f"Triton {found} is not known here; versions {known} are"
@@ -45,7 +55,7 @@ def compile_triton(source: Source, target: str) -> GpuObject:
     """The source as an object for `target` (`sm_90`, `gfx942`), from the cache or compiled now."""
     wanted = {
         "language": "triton",
-        "compiler": version("triton"),
+        "compiler": triton_version(),
         "target": target,
         "source": plain(source),
         "text": kernel_digest(source.module),
