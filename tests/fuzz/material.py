@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 from tilewise.core.arch import load_arch
@@ -22,13 +23,15 @@ MIOpenDriver gemm -m 8 -n 8 -k 8
 """
 
 
-def kernels() -> list[Kernel]:
+@cache
+def kernels() -> tuple[Kernel, ...]:
     """A few that serve fp32."""
     pool = load_pool(get_op("gemm"), ARCH, ["cpu"])
-    return [k for k in pool if k.to_dict()["dtype"] == "fp32"][:6]
+    return tuple(k for k in pool if k.to_dict()["dtype"] == "fp32")[:6]
 
 
-def measurements() -> list[Measurement]:
+@cache
+def measurements() -> tuple[Measurement, ...]:
     """A few kernels on a few problems, some of them failing."""
     setting = Setting(arch=ARCH.name, device=ARCH.name, toolchain="t", policy=Policy())
     rows = []
@@ -48,7 +51,7 @@ def measurements() -> list[Measurement]:
                     repeats=5,
                 )
             )
-    return rows
+    return tuple(rows)
 
 
 def write_material(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,17 @@ from material import ARCH, measurements
 from spoiling import Edit, edits, spoils
 
 from tilewise.data.check import check
+from tilewise.data.exporting import export_csv
+from tilewise.data.forget import forget_faults
 from tilewise.data.importing import read_measurements
 from tilewise.data.merge import merge
+from tilewise.data.publish import publish
 from tilewise.data.schema import arrow_schema, to_table
 from tilewise.data.show import overview
 from tilewise.data.store import Store
 from tilewise.errors import TilewiseError
 from tilewise.learn.dataset import from_stores
+from tilewise.sweep.recording import Recording
 
 Spoil = Callable[[bytes], bytes]
 
@@ -49,6 +54,13 @@ def fresh(place: Path, name: str, data: bytes) -> Path:
     return store
 
 
+def replayed(store: Path) -> None:
+    """All that a recording is asked for before anything runs."""
+    found = Recording.load(store)
+    assert found.tried == {}
+    found.kernels("gemm")
+
+
 def read_all(store: Path) -> None:
     """Everything that reads a store; each may refuse it."""
     check(store)
@@ -57,6 +69,8 @@ def read_all(store: Path) -> None:
         lambda: list(Store(store).measurements()),
         lambda: overview(store),
         lambda: from_stores([store], op="gemm", arch=ARCH),
+        lambda: export_csv(store, store.parent / "out.csv"),
+        lambda: replayed(store),
     ):
         try:
             read()
@@ -114,7 +128,7 @@ def journal(rows: Any) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-@fuzz(80, edit=edits(), spoil=spoils())
+@fuzz(40, edit=edits(), spoil=spoils())
 def test_journals(place: Path, edit: Edit, spoil: Spoil) -> None:
     rows = [row.to_dict() for row in measurements()[:3]]
     spoiled = journal(edit(rows))
@@ -122,6 +136,17 @@ def test_journals(place: Path, edit: Edit, spoil: Spoil) -> None:
     read_all(fresh(place, "r-00000.journal", journal(rows) + spoil(journal(rows))))
     Store(place / "store").recover()
     read_all(place / "store")
+
+
+@fuzz(10, spoil=spoils(), is_whole=st.booleans())
+def test_shards_written_anew(place: Path, shard: bytes, spoil: Spoil, is_whole: bool) -> None:
+    store = fresh(place, "a.parquet", shard if is_whole else spoil(shard))
+    shutil.rmtree(place / "published", ignore_errors=True)
+    for write in (lambda: publish(store, place / "published"), lambda: forget_faults(store)):
+        try:
+            write()
+        except TilewiseError:
+            continue
 
 
 @fuzz(80, edit=edits(), spoil=spoils())
