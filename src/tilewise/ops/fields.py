@@ -16,7 +16,7 @@ from tilewise.core.problem import Problem
 from tilewise.errors import ArchError
 from tilewise.ops.vendor import LIBRARIES, TACTIC
 
-ENGINES = ("cpu", "triton", "vendor", "ck_tile", "cuda")
+ENGINES = ("cpu", "triton", "vendor", "ck_tile", "cuda", "ck")
 DERIVED = ("tile_m", "tile_n", "tile_k", "efficiency", "lanes", "accumulators")
 """What kernels say about themselves beside their traits, where they do."""
 COMMON = (

@@ -11,6 +11,7 @@ from tilewise.core.problem import Problem
 from tilewise.ops import vendor
 from tilewise.ops.conv.kernels import (
     channelwise,
+    ck,
     cktile,
     cpu,
     dense,
@@ -24,6 +25,8 @@ _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     **dict.fromkeys(cpu.CPU_KERNEL_TYPES, cpu.why_unusable),
     triton.TritonConvKernel: triton.why_unusable,
     cktile.CkTileConvKernel: cktile.why_unusable,
+    ck.CkDeviceKernel: ck.why_unusable,
+    ck.CkDepthwiseKernel: ck.why_unusable,
     dense.DenseConvKernel: dense.why_unusable,
     channelwise.ChannelwiseConvKernel: channelwise.why_unusable,
     depthwise.DepthwiseConvKernel: depthwise.why_unusable,
