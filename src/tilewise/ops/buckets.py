@@ -12,7 +12,7 @@ Bucket = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Buckets:
     """One way to sort problems into named buckets."""
 
     name: str
@@ -22,7 +22,7 @@ class Axis:
     """Whether its buckets are crossed with those of other axes; not where sizes decide it."""
 
 
-def by_size(name: str, of: Callable[[Any], int], *limits: int) -> Axis:
+def by_size(name: str, of: Callable[[Any], int], *limits: int) -> Buckets:
     """Buckets of a number, cut before each of `limits`."""
     labels = [f"<{limits[0]}"] if limits[0] != 2 else ["1"]
     labels += [f"{low}-{high - 1}" for low, high in pairwise(limits)]
@@ -32,17 +32,17 @@ def by_size(name: str, of: Callable[[Any], int], *limits: int) -> Axis:
         value = of(problem)
         return labels[sum(value >= limit for limit in limits)]
 
-    return Axis(name=name, buckets=tuple(labels), bucket=bucket)
+    return Buckets(name=name, buckets=tuple(labels), bucket=bucket)
 
 
-def by_alignment(name: str, of: Callable[[Any], int]) -> Axis:
+def by_alignment(name: str, of: Callable[[Any], int]) -> Buckets:
     """Buckets of a number by the largest of some powers of two that divides it."""
 
     def bucket(problem: Any) -> str:
         value = of(problem)
         return next((f"x{step}" for step in (64, 8, 2) if value % step == 0), "odd")
 
-    return Axis(name=name, buckets=("x64", "x8", "x2", "odd"), bucket=bucket)
+    return Buckets(name=name, buckets=("x64", "x8", "x2", "odd"), bucket=bucket)
 
 
 INTENSITY = replace(by_size("FLOP/byte", lambda p: int(p.intensity), 8, 64, 256), is_paired=False)

@@ -21,7 +21,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage
 from tilewise.errors import InputError, KernelError, nearest
-from tilewise.ops.buckets import Axis, Bucket
+from tilewise.ops.buckets import Bucket, Buckets
 from tilewise.ops.capturing import Reader
 from tilewise.ops.draws import Draw, Fields, scaled
 from tilewise.ops.driver import DriverCommand
@@ -47,7 +47,7 @@ class Problems:
     """Fields that may be scaled to get a problem near another."""
     scaled: Callable[[Fields, str, float], dict[str, int]] = scaled
     """`scaled(fields, name, factor)`: the fields that change with the one called `name`."""
-    axes: tuple[Axis, ...]
+    axes: tuple[Buckets, ...]
     """What coverage sorts problems by."""
     excluded: frozenset[frozenset[Bucket]] = frozenset()
     """Pairs of buckets that no problem can be in."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
-from tilewise.ops.buckets import Axis, Bucket
+from tilewise.ops.buckets import Bucket, Buckets
 from tilewise.ops.contract import Problems, get_op
 
 
@@ -79,7 +79,7 @@ def _space_of(problems: Sequence[Problem]) -> Problems:
     return get_op(problems[0].op).problems
 
 
-def _all_pairs(axes: Sequence[Axis]) -> Iterable[tuple[Bucket, Bucket]]:
+def _all_pairs(axes: Sequence[Buckets]) -> Iterable[tuple[Bucket, Bucket]]:
     for a, b in combinations([axis for axis in axes if axis.is_paired], 2):
         for one, other in product(a.buckets, b.buckets):
             yield (a.name, one), (b.name, other)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from tilewise.ops.buckets import INTENSITY, Axis, by_alignment, by_size, excluded
+from tilewise.ops.buckets import INTENSITY, Buckets, by_alignment, by_size, excluded
 from tilewise.ops.contract import Problems
 from tilewise.ops.conv.capture import READERS
 from tilewise.ops.conv.driver import COMMANDS
@@ -91,9 +91,9 @@ def _filter(p: ConvProblem) -> str:
 
 
 _AXES = (
-    Axis(name="dimensions", buckets=("1", "2", "3"), bucket=lambda p: str(p.ndim)),
-    Axis(name="kind", buckets=("dense", "grouped", "depthwise"), bucket=_kind),
-    Axis(name="filter", buckets=("1", "2", "3", "5 and more"), bucket=_filter),
+    Buckets(name="dimensions", buckets=("1", "2", "3"), bucket=lambda p: str(p.ndim)),
+    Buckets(name="kind", buckets=("dense", "grouped", "depthwise"), bucket=_kind),
+    Buckets(name="filter", buckets=("1", "2", "3", "5 and more"), bucket=_filter),
     by_size("stride", lambda p: max(p.stride_d, p.stride_h, p.stride_w), 2),
     by_size("dilation", lambda p: max(p.dilation_d, p.dilation_h, p.dilation_w), 2),
     by_size("N", lambda p: p.n, 2, 8, 32),
