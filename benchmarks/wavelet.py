@@ -40,6 +40,8 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.problems.networks import network
 
 BATCH = 8
+LOADING = {("conv_fwd", "grouped"), ("conv_bwd_data", "grouped"), ("conv_fwd", "stem")}
+"""Families with a load warp that is no trait of theirs."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +93,8 @@ def layers(op: str, dtype: str) -> list[tuple[str, ConvProblem]]:
 
 def is_wavelet(kernel: Kernel) -> bool:
     """Whether warps of its own load for it."""
-    return int(getattr(kernel, "load_warps", 0)) > 0
+    own = (kernel.op, getattr(kernel, "family", ""))
+    return int(getattr(kernel, "load_warps", 0)) > 0 or (kernel.engine == "cuda" and own in LOADING)
 
 
 def run(layer: str, given: ConvProblem, stand: Stand, args: argparse.Namespace) -> Row:

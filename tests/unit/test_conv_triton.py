@@ -252,3 +252,20 @@ def test_every_gpu_family_is_described_once() -> None:
     assert len(set(described)) == len(described)
     own = [kind for kind in get_op("conv_fwd").kernel_types if kind.engine in ("triton", "cuda")]
     assert {family for kind in own for family in kind.families()} <= set(described)
+
+
+def test_the_vendors_tf32_leaves_the_setting_as_it_was() -> None:
+    import torch
+
+    from tilewise.ops.conv.vendor import _in_tf32
+
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        assert _in_tf32(lambda: torch.backends.cudnn.allow_tf32) is True
+        assert torch.backends.cudnn.allow_tf32 is False
+        with pytest.raises(ZeroDivisionError):
+            _in_tf32(lambda: 1 / 0)
+        assert torch.backends.cudnn.allow_tf32 is False
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -141,8 +141,11 @@ class CudaBench(Bench):
         out = torch.zeros(tuple(shape), dtype=torch_dtype(wide.out_dtype, "cuda"), device="cuda")
         kernel = VendorKernel(op_name=problem.op, library="torch")
         plan = get_engine("vendor").plan(kernel, wide, self.arch)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
-            plan.execute(operands, out)  # once: a search would take longer than it saves
+        torch.backends.cudnn.benchmark = False  # once: a search would take longer than it saves
+        try:
+            plan.execute(operands, out)
+        finally:
+            torch.backends.cudnn.benchmark = True
         return out.float() if problem.dtype != "int8" else out.double()
 
     def _buffer(self, shape: Sequence[int], axes: Sequence[int], dtype: str) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from tilewise.ops.conv.problem import ConvProblem
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_PRECISION = threading.Lock()
 
 
 def bind_torch(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
@@ -42,7 +44,22 @@ def bind_torch(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Calla
         )
         return gradients[0 if is_data else 1]
 
+    if problem.dtype == "tf32" and first.device.type == "cuda":
+        return lambda: _in_tf32(call)
     return call
+
+
+def _in_tf32(call: Callable[[], Any]) -> Any:
+    """PyTorch takes the precision from one setting of the process, which is put back after."""
+    import torch
+
+    with _PRECISION:
+        before = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = True
+        try:
+            return call()
+        finally:
+            torch.backends.cudnn.allow_tf32 = before
 
 
 def bind_numpy(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Callable[[], Any]:
