@@ -29,6 +29,7 @@ import numpy as np
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.dtypes import DTYPES
+from tilewise.core.exchange import exchanged
 from tilewise.core.features import ARCH, MIXED, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.packed import Numbers
@@ -236,7 +237,8 @@ def check_place(folder: Path) -> None:
 def replacing(folder: Path) -> Iterator[Path]:
     """A fresh folder to write a model into; whole, it takes the place of `folder`.
 
-    Whatever goes wrong before, the model that was there stays as it was.
+    Whatever goes wrong before, the model that was there stays as it was. The two change places in
+    one step where the system can, so that even a kill leaves one of them there.
     """
     check_place(folder)
     place = folder.resolve()
@@ -247,6 +249,8 @@ def replacing(folder: Path) -> Iterator[Path]:
             yield fresh
             if place.exists():
                 fresh.chmod(place.stat().st_mode)
+                if exchanged(fresh, place):
+                    return
                 place.rename(old)
             try:
                 fresh.rename(place)
