@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fuzzing import fuzz
 from hypothesis import assume, example
@@ -18,6 +19,7 @@ from torch.nn import functional
 import tilewise as tw
 from tilewise.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # PyTorch's, once
 SIZES = st.sampled_from((0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33))
 HALVES = (torch.float32, torch.float32, torch.float16, torch.bfloat16)
 NARROW = {torch.int8: torch.int32}
