@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _imp
 import concurrent.futures.thread
+import functools
 import importlib
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 MOST_WAITING_S = 60.0
@@ -38,6 +39,22 @@ def make_rlock() -> threading.RLock:
     made = threading.RLock()
     _locks.add(made)
     return made
+
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801  # in place of that one
+        """A property worked out once, without the lock that Python 3.11 takes for all instances."""
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            held = instance.__dict__
+            if self.attrname not in held:
+                held.setdefault(self.attrname, self.func(instance))
+            return held[self.attrname]
 
 
 def _others_import() -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +19,7 @@ from tilewise.core.compile_expr import Array, check_compiles, encode, evaluate
 from tilewise.core.expressions import MAX_WEIGHT, Expression, parse
 from tilewise.core.source import identifier, word
 from tilewise.errors import ExpressionError
+from tilewise.forks import cached_property
 
 ARCH, PROBLEM, KERNEL, MIXED = 0, 1, 2, 3
 """Scopes; the scope of an expression is the bitwise union of those of its parts."""

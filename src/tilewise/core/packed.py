@@ -6,13 +6,13 @@ import re
 import zlib
 from base64 import b64decode
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.errors import ModelError
+from tilewise.forks import cached_property
 
 MOST_BYTES = 256 * 2**20
 """Nothing is unpacked to more."""

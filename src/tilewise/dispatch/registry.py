@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from tilewise.core.strict_json import loads
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
-from tilewise.forks import make_rlock
+from tilewise.forks import cached_property, make_rlock
 from tilewise.ops.configs import expand, filter_kernels
 from tilewise.ops.contract import Op, get_op
 from tilewise.selection.choice import Choice, Ranker

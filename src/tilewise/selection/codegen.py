@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from tilewise.core.compile_expr import to_c
 from tilewise.core.features import ARCH, KERNEL, MIXED, PROBLEM, FeatureSet
@@ -11,6 +10,7 @@ from tilewise.core.model import VENDOR, Model
 from tilewise.core.simplify import Facts, simplified
 from tilewise.core.source import identifier
 from tilewise.errors import ModelError
+from tilewise.forks import cached_property
 
 BLOCK = 64
 """Kernels that are scored together."""
