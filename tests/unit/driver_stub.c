@@ -3,9 +3,10 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { ROOM = 1 << 20, FUNCTIONS = 64, MOST = 256 };
+enum { ROOM = 1 << 20, FUNCTIONS = 4096, MOST = 256 };
 char tw_log[ROOM];
 int tw_failure = 0; // what the next launch answers
 static int used = 0, functions = 0;
@@ -22,6 +23,7 @@ static void say(const char *form, ...) {
 void tw_forget(void) { tw_log[used = 0] = 0; }
 
 void tw_parameters(int count, const int *bytes) {
+  if (functions >= FUNCTIONS || count > MOST) abort();
   counts[functions] = count;
   memcpy(sizes[functions], bytes, count * sizeof *bytes);
 }
