@@ -101,7 +101,15 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tilewise' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    try:
+        value = getattr(import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as error:
+        from tilewise.errors import why_missing
+
+        why = why_missing(error)
+        if why is None:
+            raise
+        raise ImportError(f"tilewise.{name}: {why}", name=error.name) from None
     globals()[name] = value
     return value
 

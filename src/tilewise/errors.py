@@ -107,3 +107,19 @@ def nearest(given: str, known: Iterable[str]) -> str:
     by_case = {name.lower(): name for name in known}
     found = get_close_matches(given.lower(), by_case, 1)
     return f"; did you mean {by_case[found[0]]!r}?" if found else ""
+
+
+EXTRAS = {
+    **dict.fromkeys(("lightgbm", "scipy"), "learn"),
+    **dict.fromkeys(("torch", "triton"), "gpu"),
+    **{"plotly": "report", "ray": "ray", "optuna": "tune"},
+}
+"""Packages that are not installed with tilewise -> the extra that brings them."""
+
+
+def why_missing(error: ModuleNotFoundError) -> str | None:
+    """What to install where an import failed for want of an extra, or None."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return f"{package} is not installed; `pip install 'tilewise[{EXTRAS[package]}]'`"

@@ -26,7 +26,7 @@ def _run() -> None:
     import typer
 
     from tilewise.cli.app import app
-    from tilewise.errors import InputError, ModelError, StoreError, TilewiseError
+    from tilewise.errors import InputError, ModelError, StoreError, TilewiseError, why_missing
 
     # typer carries a click of its own or uses the installed one, depending on its version.
     usage_error: Any = typer.BadParameter.__bases__[0]
@@ -37,6 +37,11 @@ def _run() -> None:
     except TilewiseError as error:
         is_given = isinstance(error, InputError | ModelError | StoreError)
         _fail(str(error), 2 if is_given else 1)
+    except ModuleNotFoundError as error:
+        why = why_missing(error)
+        if why is None:
+            raise
+        _fail(why, 2)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             _end_quietly()
