@@ -24,7 +24,6 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.engines import get_engine
 from tilewise.engines.device import detect
-from tilewise.engines.vendor import VendorPlan
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
@@ -112,7 +111,8 @@ class Layer:
         self.timer = CudaTimer(POLICY, max(arch.l2_bytes, arch.l3_bytes))
         piece = self.bench.piece(problem)
         vendor = VendorKernel(op_name=problem.op, library="torch")
-        call = VendorPlan(vendor, problem).bind(piece.operands, piece.out)
+        plan = get_engine("vendor").plan(vendor, problem, arch)
+        call = plan.bind(piece.operands, piece.out)
         call()  # cuDNN searches now
         self.vendor_us = measure(call, self.timer, POLICY).time_us
 

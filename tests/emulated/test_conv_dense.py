@@ -199,3 +199,17 @@ def test_any_order_of_events(direction: str, seed: int) -> None:
 def test_sabotage_is_found(family: str, old: str, new: str) -> None:
     with pytest.raises((EmulationError, AssertionError)):
         check(kernel("fwd", family=family), problem("plain", "fwd"), edits=((old, new),))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("      turns.wait();\n", ""),
+        ("      at.skip(work.last - work.first);\n", ""),
+        ("  turns.pass(has_next);", "  turns.pass(false);"),
+    ],
+)
+def test_groups_out_of_turn_are_found(old: str, new: str) -> None:
+    p = replace(problem("plain", "fwd"), n=3, c=136, k=136)
+    with pytest.raises((EmulationError, AssertionError)):
+        check(kernel("fwd", family="im2col", **TURNS), p, edits=((old, new),))

@@ -59,7 +59,9 @@ def whole(*shape: int) -> np.ndarray[Any, Any]:
     return RNG.integers(-8, 9, shape).astype(np.float32)
 
 
-def copy_box(mode: int = 0, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def copy_box(
+    mode: int = 0, seed: int = 0, corner: tuple[int, int, int] = (16, 8, 4)
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     tensor, result = bf16(whole(5, 13, 72)), np.full((5, 13, 72), 0xFFFF, np.uint16)
     maps = [
         TensorMap(
@@ -73,7 +75,7 @@ def copy_box(mode: int = 0, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.nda
         for t in (0, 1)
     ]
     signature = ("map", "map", "i32", "i32", "i32")
-    _, out = probe("copy_box", signature, (*maps, 16, 8, -1), [tensor, result], mode, seed)
+    _, out = probe("copy_box", signature, (*maps, *corner), [tensor, result], mode, seed)
     return tensor, out
 
 
@@ -81,7 +83,7 @@ def copy_box(mode: int = 0, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.nda
 def test_boxes_are_clipped_at_the_tensors_edge(seed: int) -> None:
     given, out = copy_box(seed=seed)
     expected = np.full_like(given, 0xFFFF)
-    expected[:1, 8:, 16:] = given[:1, 8:, 16:]
+    expected[4:, 8:, 16:] = given[4:, 8:, 16:]
     assert (out == expected).all()
 
 
@@ -98,6 +100,19 @@ def test_boxes_are_clipped_at_the_tensors_edge(seed: int) -> None:
 def test_wrong_copies_are_found(mode: int, why: str) -> None:
     with pytest.raises(EmulationError, match=re.compile(why, re.DOTALL)):
         copy_box(mode)
+
+
+@pytest.mark.parametrize(
+    ("corner", "why"),
+    [
+        ((4, 8, 0), "no multiple of 16 bytes"),
+        ((16, 8, -1), "a TMA store begins at -1 of 5"),
+        ((16, 13, 0), "a TMA store begins at 13 of 13"),
+    ],
+)
+def test_copies_begin_where_hardware_lets_them(corner: tuple[int, int, int], why: str) -> None:
+    with pytest.raises(EmulationError, match=why):
+        copy_box(corner=corner)
 
 
 def test_warps_multiply() -> None:

@@ -120,12 +120,22 @@ void store_element(char* to, const unsigned char* from, u32 bytes, bool adds, Sp
 
 }  // namespace
 
+// Hardware answers what breaks these with an illegal instruction (seen on an H200, 2026-11-18).
+static void check_corner(const TensorMap* map, const int* at, bool is_store) {
+  if (at[0] * int(map->element_bytes) % 16)
+    fail("a TMA copy begins at element %d of a row: no multiple of 16 bytes", at[0]);
+  for (u32 i = 0; is_store && i < map->rank; i++)
+    if (at[i] < 0 || at[i] >= int(map->sizes[i]))
+      fail("a TMA store begins at %d of %d in dimension %d", at[i], int(map->sizes[i]), int(i));
+}
+
 void tma_tiled(u32 to, const void* opaque, u32 barrier, u32 ranks, int rank, const int* at) {
   const TensorMap* map = map_of(opaque, rank);
   if (map->im2col_pixels) fail("a tiled copy by an im2col map");
   const Box box = box_of(map);
   const u32 row_bytes = box.counts[0] * map->element_bytes;
   check_target(to, map, row_bytes);
+  check_corner(map, at, false);
   std::vector<int> corner(at, at + rank);
   start_load(to, barrier, ranks, box.bytes, [=](Spot spot) {
     each_row(box, corner.data(), [&](u32 offset, const char* from, u32 first, u32 last) {
@@ -141,6 +151,7 @@ void tma_im2col(u32 to, const void* opaque, u32 barrier, u32 ranks, int rank, co
   if (!map->im2col_pixels) fail("an im2col copy by a tiled map");
   const u32 row_bytes = map->im2col_channels * map->element_bytes, spatial = map->rank - 2;
   check_target(to, map, row_bytes);
+  check_corner(map, at, false);
   std::vector<int> corner(at, at + rank), shift(offsets, offsets + spatial);
   for (u32 i = 0; i < spatial; i++)
     if (shift[i] > (spatial == 1 ? 65535 : spatial == 2 ? 255 : 31))
@@ -168,6 +179,7 @@ void tma_store(const void* opaque, u32 from, int rank, const int* at, bool adds)
   const TensorMap* map = map_of(opaque, rank);
   const Box box = box_of(map);
   check_target(from, map, box.counts[0] * map->element_bytes);
+  check_corner(map, at, true);
   const Spot spot = locate(from, box.bytes, "a TMA store");
   check_fenced(spot, box.bytes, "a TMA store");
   std::vector<int> corner(at, at + rank);

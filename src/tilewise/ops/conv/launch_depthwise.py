@@ -23,6 +23,7 @@ from tilewise.ops.conv.patches import (
     finishing_pointers,
     geometry,
     images,
+    leads,
     outer_pitches,
     sum_step,
     walkers,
@@ -78,9 +79,7 @@ def _pixels(
     filter_pitch: int,
     epilogue: Epilogue,
 ) -> Step:
-    (patch_d, tile_d, deep), (patch_h, tile_h, down), (patch_w, tile_w, across) = (
-        corners(p, dim) for dim in "dhw"
-    )
+    (patch_d, deep), (patch_h, down), (patch_w, across) = (corners(p, dim) for dim in "dhw")
     tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
     blocks = -(-p.c // kernel.channels)
     arguments: dict[str, Argument] = {
@@ -97,15 +96,12 @@ def _pixels(
         "patch_corner_d": patch_d,
         "patch_corner_h": patch_h,
         "patch_corner_w": patch_w,
-        "corner_d": tile_d,
-        "corner_h": tile_h,
-        "corner_w": tile_w,
         "depth": target.d,
         "height": target.h,
         "width": target.w,
         **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
     }
-    constants = _constants(kernel, p) | finishing(epilogue)
+    constants = _constants(kernel, p) | leads(p) | finishing(epilogue)
     constants["BACKWARD"] = int(p.direction == "bwd_data")
     return cuda_step(
         "depthwise",

@@ -25,6 +25,7 @@ from tilewise.ops.conv.patches import (
     finishing_pointers,
     geometry,
     images,
+    leads,
     outer_pitches,
     sum_step,
     walkers,
@@ -80,9 +81,7 @@ def _pixels(
 ) -> Step:
     x, y = images(p, strides, is_aligned)
     source, target = (y, x) if p.direction == "bwd_data" else (x, y)
-    (patch_d, tile_d, deep), (patch_h, tile_h, down), (patch_w, tile_w, across) = (
-        corners(p, dim) for dim in "dhw"
-    )
+    (patch_d, deep), (patch_h, down), (patch_w, across) = (corners(p, dim) for dim in "dhw")
     tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
     tiles = p.n * deep * tiles_h * tiles_w
     columns = -(-target.c // CHANNELS)
@@ -100,15 +99,12 @@ def _pixels(
         "patch_corner_d": patch_d,
         "patch_corner_h": patch_h,
         "patch_corner_w": patch_w,
-        "corner_d": tile_d,
-        "corner_h": tile_h,
-        "corner_w": tile_w,
         "depth": target.d,
         "height": target.h,
         "width": target.w,
         **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
     }
-    constants = _constants(kernel, p) | finishing(epilogue)
+    constants = _constants(kernel, p) | leads(p) | finishing(epilogue)
     constants["BACKWARD"] = int(p.direction == "bwd_data")
     return cuda_step(
         "grouped",

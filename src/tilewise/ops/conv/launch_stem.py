@@ -56,6 +56,7 @@ def _constants(kernel: StemConvKernel, p: ConvProblem) -> dict[str, int | str]:
         **geometry(p),
         "ELEMENT": p.dtype,
         "IN_CHANNELS": p.c,
+        "PAD_W": p.pad_w,
         "TILE_H": kernel.tile_h,
         "TILE_W": kernel.tile_w,
         "STAGES": kernel.stages,
@@ -104,7 +105,6 @@ def _pixels(
         "tiles_h": tiles_h,
         "tile_count": tiles,
         "pad_h": p.pad_h,
-        "pad_w": p.pad_w,
         "height": y.h,
         "width": y.w,
         "pitch_n": pitch_n,
@@ -139,7 +139,6 @@ def _weight(
         "tiles_h": tiles_h,
         "tile_count": tiles,
         "pad_h": p.pad_h,
-        "pad_w": p.pad_w,
     }
     step = cuda_step(
         "stem_weight",

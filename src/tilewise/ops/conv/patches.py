@@ -104,26 +104,39 @@ def images(
     return x, y
 
 
-def corners(p: ConvProblem, dim: str) -> tuple[int, int, int]:
-    """Along `dim`: where the first patch and the first tile begin, and how many places there are.
+def corners(p: ConvProblem, dim: str) -> tuple[int, int]:
+    """Along `dim`: where the first patch begins, and how many places there are.
 
-    Backward, places are those of the padded image by phases, from the first that is not padding.
+    Backward, a place of the image is one period of the stride, its phases; see `cuda/patches.cuh`.
     """
     pad, stride = getattr(p, f"pad_{dim}"), getattr(p, f"stride_{dim}")
     if p.direction != "bwd_data":
-        return -pad, 0, getattr(p, f"out_{dim}")
-    first, shifts = pad // stride, -(-getattr(p, TAPS[dim]) // stride)
-    places = -(-(getattr(p, dim) + pad) // stride) - first
-    return first - (shifts - 1) * getattr(p, f"dilation_{dim}"), first * stride - pad, places
+        return -pad, getattr(p, f"out_{dim}")
+    last = -(-pad // stride)
+    return last - (_shifts(p, dim) - 1) * getattr(p, f"dilation_{dim}"), -(
+        -getattr(p, dim) // stride
+    )
+
+
+def leads(p: ConvProblem) -> dict[str, int | str]:
+    """Backward, how far the image begins behind a whole period of padding, as macros."""
+    is_back = p.direction == "bwd_data"
+    return {"LEAD_H": p.pad_h % p.stride_h * is_back, "LEAD_W": p.pad_w % p.stride_w * is_back}
+
+
+def _shifts(p: ConvProblem, dim: str) -> int:
+    """Places of a patch that one place of the result reads."""
+    taps, stride = getattr(p, TAPS[dim]), getattr(p, f"stride_{dim}")
+    if p.direction != "bwd_data":
+        return int(taps)
+    lead = getattr(p, f"pad_{dim}") % stride
+    return int(max((lead > 0) - (tap % stride < lead) + tap // stride for tap in range(taps)) + 1)
 
 
 def extent(p: ConvProblem, dim: str, tile: int) -> int:
     """Places of a patch that `tile` places of the result (backward, of its phases) read."""
-    is_back, stride = p.direction == "bwd_data", getattr(p, f"stride_{dim}")
-    taps = getattr(p, TAPS[dim])
-    shifts = -(-taps // stride) if is_back else taps
-    step = 1 if is_back else stride
-    return int((tile - 1) * step + (shifts - 1) * getattr(p, f"dilation_{dim}") + 1)
+    step = 1 if p.direction == "bwd_data" else getattr(p, f"stride_{dim}")
+    return int((tile - 1) * step + (_shifts(p, dim) - 1) * getattr(p, f"dilation_{dim}") + 1)
 
 
 def why_not_backward(p: ConvProblem) -> str | None:

@@ -14,14 +14,14 @@
 // they land. Many small blocks, channels innermost in the grid: neighbours run at the same time, so
 // that rims are read from the cache. (Blocks that walk over tiles drift apart: on an H200 they read
 // 26 % more from memory.)
-// Macros: ELEMENT, BACKWARD, FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, TILE_H (even), TILE_W (of 8),
-// CHANNELS (a block's, 16, 32 or 64), BLOCKS, BIAS, RESIDUAL, ACTIVATION.
+// Macros: ELEMENT, BACKWARD, FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, LEAD_H/W, TILE_H (even),
+// TILE_W (of 8), CHANNELS (a block's, 16, 32 or 64), BLOCKS, BIAS, RESIDUAL, ACTIVATION.
 #pragma once
 #include "conv/cuda/patches.cuh"
 
-using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D>;
-using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H>;
-using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W>;
+using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D, 0>;
+using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H, LEAD_H>;
+using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W, LEAD_W>;
 
 constexpr int warps = CHANNELS / 8, pixel_bytes = 2 * CHANNELS;
 constexpr int patch_h = Rows::patch(TILE_H);
@@ -94,8 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * warps, BLOCKS)
 depthwise(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap stored,
           const ELEMENT* weights, const ELEMENT* bias, const ELEMENT* residual, i64 filter_pitch,
           int channels, int channel_blocks, int tiles_w, int tiles_h, int tiles_d, int patch_corner_d,
-          int patch_corner_h, int patch_corner_w, int corner_d, int corner_h, int corner_w, int depth,
-          int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h, i64 pitch_w) {
+          int patch_corner_h, int patch_corner_w, int depth, int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h, i64 pitch_w) {
   const u32 patch = shared_base(), buffer = patch + patch_bytes, barriers = buffer + result_bytes;
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int tile = blockIdx.x / channel_blocks, block_channel = blockIdx.x % channel_blocks * CHANNELS;
@@ -116,7 +115,7 @@ depthwise(const __grid_constant__ TensorMap image, const __grid_constant__ Tenso
   const int channel = block_channel + warp * 8;
   const Result result{bias, residual, channels, depth, height, width,
                       pitch_n, pitch_d, pitch_h, pitch_w};
-  const int first_h = h * Rows::phases + corner_h, first_w = w * Columns::phases + corner_w;
+  const int first_h = h * Rows::phases, first_w = w * Columns::phases;
   Filter filter;
   filter.fetch(weights, filter_pitch, channel, channels, lane);
   u32 places[Columns::shifts];  // of the lane's pixel, for each column shift
@@ -167,13 +166,13 @@ depthwise(const __grid_constant__ TensorMap image, const __grid_constant__ Tenso
 #pragma unroll
       for (int phase = 0; phase < phases; phase++)
         stage_pair(sums[to % open][phase], buffer, to, phase, warp, lane, result, channel, n,
-                   d + corner_d, first_h, first_w);
+                   d, first_h, first_w);
     }
   }
   fence_async();
   __syncthreads();
   if (threadIdx.x == 0) {
-    tma_store(&stored, buffer, block_channel, first_w, first_h, d + corner_d, n);
+    tma_store(&stored, buffer, block_channel, first_w, first_h, d, n);
     tma_store_commit();
     tma_store_wait<0>();
   }

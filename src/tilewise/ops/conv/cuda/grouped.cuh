@@ -14,13 +14,12 @@
 // edge) when its last row of the image has passed.
 //
 // Forward, row o of the result reads rows o * STRIDE_H + y * DILATION_H of the patch. Backward, the
-// padded image is cut into STRIDE_H x STRIDE_W phases: pixel q * STRIDE_H + a is reached by the taps
-// y = a + STRIDE_H * j from row q - j of the gradient. So nothing is multiplied by the zeros between.
+// image is cut into STRIDE_H x STRIDE_W phases (see Axis), so nothing is multiplied by the zeros between.
 //
 // One warp loads, four multiply; blocks walk over the tiles of their 64 channels.
 // Macros: ELEMENT, BACKWARD, READ_GROUP and WRITTEN_GROUP (channels a group of the image that is read
-// and of the result), FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, TILE_H, TILE_W, STAGES, BLOCKS,
-// BIAS, RESIDUAL, ACTIVATION.
+// and of the result), FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, LEAD_H/W, TILE_H, TILE_W,
+// STAGES, BLOCKS, BIAS, RESIDUAL, ACTIVATION.
 #pragma once
 #include "conv/cuda/patches.cuh"
 #include "cuda/ring.cuh"
@@ -33,9 +32,9 @@ constexpr int steps = READ_GROUP > 16 ? READ_GROUP / 16 : 1;  // of 16 channels 
 static_assert(READ_GROUP == WRITTEN_GROUP || READ_GROUP % 16 + WRITTEN_GROUP % 16 == 0,
               "a product of 16 channels reads whole products of 16");
 
-using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D>;
-using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H>;
-using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W>;
+using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D, 0>;
+using Rows = Axis<FILTER_H, STRIDE_H, DILATION_H, LEAD_H>;
+using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W, LEAD_W>;
 
 constexpr int patch_d = Depth::patch(1), patch_h = Rows::patch(TILE_H), patch_w = Columns::patch(TILE_W);
 constexpr int phases = Rows::phases * Columns::phases;
@@ -115,7 +114,7 @@ DEVICE void store_pixels(u32 to, const u32 (&packed)[1][2]) {
 
 // A finished row of the tile into shared memory, one phase of it.
 DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u32 warp, u32 lane,
-                      const Result& result, int channel, Tiles::Spot spot, Corner corner) {
+                      const Result& result, int channel, Tiles::Spot spot) {
   const int h = row * Rows::phases + phase / Columns::phases, a = phase % Columns::phases;
   u32 packed[parts][2];
 #pragma unroll
@@ -127,8 +126,7 @@ DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u3
       for (int i = 0; i < 2; i++) {
         const int w = (column + part * 8 + lane % 4 * 2 + i) * Columns::phases + a;
         two[i] = result.finished(sums[part][half * 2 + i], channel + half * 8 + lane / 4, spot.n,
-                                 spot.d + corner.d, spot.h * Rows::phases + corner.h + h,
-                                 spot.w * Columns::phases + corner.w + w);
+                                 spot.d, spot.h * Rows::phases + h, spot.w * Columns::phases + w);
         sums[part][half * 2 + i] = 0.f;
       }
       packed[part][half] = pack2<ELEMENT>(two[0], two[1]);
@@ -141,7 +139,7 @@ DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u3
 
 // All rows of one strip of the tile.
 DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int column, u32 warp, u32 lane,
-                           const Result& result, int channel, Tiles::Spot spot, Corner corner) {
+                           const Result& result, int channel, Tiles::Spot spot) {
   Sums sums[Rows::open][phases] = {};
   const int first_chunk = (int)(warp * 16 / WRITTEN_GROUP) * READ_GROUP / 8;
   const int pixel = column + (lane & 7) + (parts == 2 ? (lane >> 4) * 8 : 0);
@@ -178,7 +176,7 @@ DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int colu
 #pragma unroll
     for (int phase = 0; phase < phases; phase++)
       stage_row(sums[done / Rows::step % Rows::open][phase], buffer, done / Rows::step, column, phase,
-                warp, lane, result, channel, spot, corner);
+                warp, lane, result, channel, spot);
   }
 }
 
@@ -186,8 +184,7 @@ extern "C" __global__ void __launch_bounds__(32 * (math_warps + 1), BLOCKS)
 grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap stored,
         const ELEMENT* weights, const ELEMENT* bias, const ELEMENT* residual, i64 filter_pitch,
         int channels_written, int tiles_w, int tiles_h, int tiles_d, int tile_count,
-        int patch_corner_d, int patch_corner_h, int patch_corner_w, int corner_d, int corner_h,
-        int corner_w, int depth, int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h,
+        int patch_corner_d, int patch_corner_h, int patch_corner_w, int depth, int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h,
         i64 pitch_w) {
   const u32 stages = shared_base(), buffers = stages + STAGES * stage_bytes;
   const StageRing ring{buffers + 2 * result_bytes};
@@ -207,7 +204,6 @@ grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorM
   const int first_read = WRITTEN_GROUP < 16 ? channel : channel / WRITTEN_GROUP * READ_GROUP;
   const Result result{bias, residual, channels_written, depth, height, width,
                       pitch_n, pitch_d, pitch_h, pitch_w};
-  const Corner corner{corner_d, corner_h, corner_w};
   Filter filter;
   filter.fetch(weights, filter_pitch, channel, first_read, channels_written, lane);
   Place at;
@@ -221,15 +217,14 @@ grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorM
 #pragma unroll
     for (int column = 0; column < TILE_W; column += strip)
       multiply_strip(filter, stages + at.stage * stage_bytes, buffer, column, warp, lane, result,
-                     channel, spot, corner);
+                     channel, spot);
     __syncwarp();
     ring.release(at.stage, lane);
     fence_async();
     named_sync(1, 32 * math_warps);
     if (threadIdx.x == 0) {
       tma_store(&stored, buffer, (int)(blockIdx.x * written_channels),
-                spot.w * Columns::phases + corner.w, spot.h * Rows::phases + corner.h,
-                spot.d + corner.d, spot.n);
+                spot.w * Columns::phases, spot.h * Rows::phases, spot.d, spot.n);
       tma_store_commit();
     }
   }

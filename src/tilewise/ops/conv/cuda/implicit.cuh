@@ -42,6 +42,7 @@ constexpr int tile_groups = PINGPONG ? 1 : MATH_GROUPS;  // that work on one til
 constexpr int row_blocks = TILE_M / 64 / tile_groups;    // of 64 pixels, for each of them
 constexpr int staging_bytes = 8192;                      // for each math group
 constexpr u32 group_barrier = 2;                         // named, and those after it
+constexpr u32 turn_barrier = group_barrier + MATH_GROUPS;  // two of them
 static_assert(TILE_M == row_blocks * 64 * tile_groups, "math groups take whole blocks of 64 pixels");
 static_assert(!PINGPONG || MATH_GROUPS == 2, "two groups take turns");
 
@@ -56,9 +57,25 @@ using Tiles = Schedule<CLUSTER, SHARE_FILTER>;
 #include "conv/cuda/load_tma.cuh"
 #endif
 
+// The groups' turns at the ring under PINGPONG. A barrier's parity tells one round from the next and no
+// more, so a group must not look at its stages before the other has seen all of its own full.
+struct Turns {
+  u32 group;
+  DEVICE void start() const {
+    if (PINGPONG && group == 1) named_arrive(turn_barrier, 256);  // the first turn is group 0's
+  }
+  DEVICE void wait() const {
+    if (PINGPONG) named_sync(turn_barrier + group, 256);
+  }
+  DEVICE void pass(bool is_wanted) const {
+    if (PINGPONG && is_wanted) named_arrive(turn_barrier + (group ^ 1), 256);
+  }
+};
+
 // All steps of a tile into `sums`; one step's products stay in flight.
 DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& ring, Place& at,
-                     u32 stages, int steps, int first_row, u32 thread) {
+                     u32 stages, int steps, int first_row, const Turns& turns, bool has_next,
+                     u32 thread) {
   LateRelease<STAGES, CLUSTER> late;
   for (int step = 0; step < steps; step++) {
     ring.wait_full(at);
@@ -80,6 +97,7 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
     late.step(ring, at, thread);
     at.next();
   }
+  turns.pass(has_next);  // while the last products are under way
   wgmma_wait<0>();
   late.flush(ring, thread);
 }
@@ -102,13 +120,17 @@ DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
   const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int first_row = PINGPONG ? 0 : (int)group * row_blocks * 64;
   const int count = schedule.count(), stride = gridDim.x / CLUSTER;
+  const Turns turns = {group};
+  turns.start();
   Place at;
   bool is_mine = !PINGPONG || group == 0;
   for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
     const Tiles::Work work = schedule.work(index, rank);
     if (is_mine) {
       float sums[row_blocks][TILE_N / 2];
-      multiply(sums, ring, at, stages, work.last - work.first, first_row, thread);
+      turns.wait();
+      multiply(sums, ring, at, stages, work.last - work.first, first_row, turns,
+               index + stride < count, thread);
       store(sums, work, walk, out, group, staging, thread);
     } else {
       at.skip(work.last - work.first);

@@ -12,8 +12,8 @@
 //
 // One warp loads, four multiply: two take 32 channels each, and two halves of the tile. The filter stays
 // in registers while a block walks over tiles.
-// Macros: ELEMENT, IN_CHANNELS, FILTER_H/W, STRIDE_H/W, TILE_H, TILE_W (of 8), STAGES, BLOCKS, BIAS,
-// RESIDUAL, ACTIVATION; BACKWARD is 0.
+// Macros: ELEMENT, IN_CHANNELS, FILTER_H/W, STRIDE_H/W, PAD_W, TILE_H, TILE_W (of 8), STAGES, BLOCKS,
+// BIAS, RESIDUAL, ACTIVATION; BACKWARD is 0.
 #pragma once
 #include "conv/cuda/patches.cuh"
 #include "conv/cuda/runs.cuh"
@@ -26,15 +26,14 @@ constexpr int result_bytes = TILE_H * TILE_W * 2 * block_channels;
 using StageRing = Ring<STAGES>;
 using Place = Cursor<STAGES>;
 
-DEVICE void load(const StageRing& ring, u32 stages, const TensorMap* image, const Tiles& tiles, int pad_h,
-                 int pad_w) {
+DEVICE void load(const StageRing& ring, u32 stages, const TensorMap* image, const Tiles& tiles, int pad_h) {
   Place at;
   for (int tile = blockIdx.y; tile < tiles.count; tile += gridDim.y, at.next()) {
     const auto spot = tiles.spot(tile);
     ring.wait_empty(at);
     ring.expect(at, patch_bytes);
     tma_load(stages + at.stage * stage_bytes, image, ring.full(at),
-             (spot.w * STRIDE_W - pad_w) * IN_CHANNELS, spot.h * STRIDE_H - pad_h, spot.n);
+             row_start(spot.w), spot.h * STRIDE_H - pad_h, spot.n);
   }
 }
 
@@ -68,7 +67,7 @@ struct Filter {
 extern "C" __global__ void __launch_bounds__(32 * (math_warps + 1), BLOCKS)
 stem(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap stored,
      const ELEMENT* weights, const ELEMENT* bias, const ELEMENT* residual, i64 filter_pitch, int channels,
-     int tiles_w, int tiles_h, int tile_count, int pad_h, int pad_w, int height, int width, i64 pitch_n,
+     int tiles_w, int tiles_h, int tile_count, int pad_h, int height, int width, i64 pitch_n,
      i64 pitch_h, i64 pitch_w) {
   const u32 stages = shared_base(), buffers = (stages + STAGES * stage_bytes + 1023) & ~1023u;
   const StageRing ring{buffers + 2 * result_bytes};
@@ -80,7 +79,7 @@ stem(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap 
   }
   __syncthreads();
   if (warp == math_warps) {
-    if (lane == 0) load(ring, stages, &image, tiles, pad_h, pad_w);
+    if (lane == 0) load(ring, stages, &image, tiles, pad_h);
     return;
   }
   const int own = warp % 2 * 32, channel = blockIdx.x * block_channels + own;
@@ -99,7 +98,7 @@ stem(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap 
     for (int part = warp / 2; part < TILE_H * TILE_W / 8; part += 2) {
       const int row = part / (TILE_W / 8), column = part % (TILE_W / 8) * 8;
       const u32 first = patch + row * STRIDE_H * row_bytes +
-                        2 * ((column + (int)lane / 4) * STRIDE_W * IN_CHANNELS + (int)lane % 4 * 2);
+                        2 * (lead + (column + (int)lane / 4) * pixel_step + (int)lane % 4 * 2);
       float sums[halves][4] = {};
 #pragma unroll
       for (int step = 0; step < steps; step++) {

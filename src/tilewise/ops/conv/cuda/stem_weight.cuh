@@ -32,7 +32,7 @@ DEVICE void multiply_part(Sums& sums, u32 image, u32 result, int row, int column
   for (int i = 0; i < warp_rows; i++) {
     const int y = warp + i * warps;
     if (y >= FILTER_H) continue;
-    const u32 line = image + (row * STRIDE_H + y) * row_bytes + 2 * (column * pixel_step + (int)lane / 4);
+    const u32 line = image + (row * STRIDE_H + y) * row_bytes + 2 * (lead + column * pixel_step + (int)lane / 4);
 #pragma unroll
     for (int chunk = 0; chunk < run_chunks; chunk++) {
       u32 pixels[2];
@@ -70,7 +70,7 @@ DEVICE void store(const Sums& sums, float* slice, int filters, u32 warp, u32 lan
 extern "C" __global__ void __launch_bounds__(32 * warps, BLOCKS)
 stem_weight(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap result,
             float* slices, i64 slice_size, int filters, int tiles_w, int tiles_h, int tile_count,
-            int pad_h, int pad_w) {
+            int pad_h) {
   const u32 stages = shared_base(), barriers = stages + STAGES * pair_bytes;
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Tiles tiles{tiles_w, tiles_h, tile_count};
@@ -79,8 +79,7 @@ stem_weight(const __grid_constant__ TensorMap image, const __grid_constant__ Ten
     const auto spot = tiles.spot(tile);
     const u32 to = stages + stage * pair_bytes, barrier = barriers + 8 * stage;
     barrier_expect(barrier, patch_bytes + result_bytes);
-    tma_load(to, &image, barrier, (spot.w * STRIDE_W - pad_w) * IN_CHANNELS, spot.h * STRIDE_H - pad_h,
-             spot.n);
+    tma_load(to, &image, barrier, row_start(spot.w), spot.h * STRIDE_H - pad_h, spot.n);
     tma_load(to + image_bytes, &result, barrier, (int)blockIdx.x * block_filters, spot.w, spot.h, 0, spot.n);
   };
   if (threadIdx.x == 0) {

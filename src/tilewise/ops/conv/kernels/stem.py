@@ -94,8 +94,8 @@ def chunks(p: ConvProblem) -> int:
 
 def patch(k: StemConvKernel, p: ConvProblem) -> tuple[int, int]:
     """Rows, and elements of a row, that a tile reads."""
-    step = p.stride_w * p.c
-    elements = (k.tile_w - 1) * step + chunks(p) * CHUNK + step % 2
+    step, lead = p.stride_w * p.c, -p.pad_w * p.c % CHUNK
+    elements = lead + (k.tile_w - 1) * step + chunks(p) * CHUNK + (step % 2 or lead % 2)
     return (k.tile_h - 1) * p.stride_h + p.y, -(-elements // CHUNK) * CHUNK
 
 
