@@ -193,7 +193,7 @@ def test_any_order_of_events(direction: str, seed: int) -> None:
         ("im2col", "    late.step(ring, at, thread);\n", ""),
         ("gather", "ring.init(loads_of_a_stage, tile_groups)", "ring.init(1, tile_groups)"),
         ("halo", "        filters.wait_full(at);\n", ""),
-        ("halo", "at.w < blocks.walk.size_w", "true"),
+        ("halo", "channel, first.w, first.h, first.n)", "channel, first.h, first.w, first.n)"),
     ],
 )
 def test_sabotage_is_found(family: str, old: str, new: str) -> None:

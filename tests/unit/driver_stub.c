@@ -41,13 +41,14 @@ static void numbers(const char *name, int count, const void *values, int width) 
 }
 
 static int launched(void *function, const uint32_t *grid, const uint32_t *block, uint32_t smem,
-                    void *stream, const uint32_t *cluster, void **parameters) {
+                    void *stream, const uint32_t *cluster, int overlaps, void **parameters) {
   int nth = (int)((uintptr_t)function - 0xF00);
   say("{\"call\": \"launch\", \"function\": %d, \"smem\": %u, \"stream\": %llu", nth, smem,
       (unsigned long long)(uintptr_t)stream);
   numbers("grid", 3, grid, 4);
   numbers("block", 3, block, 4);
   numbers("cluster", cluster ? 3 : 0, cluster, 4);
+  say(", \"overlaps\": %s", overlaps ? "true" : "false");
   say(", \"context\": %s, \"parameters\": [", context ? "true" : "false");
   for (int i = 0; i < counts[nth]; ++i) {
     say("%s\"", i ? ", " : "");
@@ -112,9 +113,17 @@ int cuMemsetD8Async(void *at, unsigned char value, size_t size, void *stream) {
   return cleared(at, value, size, stream);
 }
 int cuLaunchKernelEx(const Configuration *made, void *function, void **parameters, void **extra) {
-  if (extra || made->count > 1 || (made->count && made->attributes->id != 4)) return 1;
-  return launched(function, made->grid, made->block, made->smem, made->stream,
-                  made->count ? made->attributes->cluster : 0, parameters);
+  const uint32_t *cluster = 0;
+  int overlaps = 0;
+  if (extra) return 1;
+  for (uint32_t i = 0; i < made->count; ++i) {
+    const Attribute *one = &made->attributes[i];
+    if (one->id != 4 && one->id != 6) return 1;
+    if (one->id == 4) cluster = one->cluster;
+    else overlaps = (int)one->cluster[0];
+  }
+  return launched(function, made->grid, made->block, made->smem, made->stream, cluster, overlaps,
+                  parameters);
 }
 
 static int encoded(void *map, const char *kind, int type, uint32_t rank, void *at,
@@ -163,5 +172,5 @@ int hipModuleLaunchKernel(void *function, uint32_t gx, uint32_t gy, uint32_t gz,
                           uint32_t by, uint32_t bz, uint32_t smem, void *stream, void **parameters,
                           void **extra) {
   uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
-  return extra ? 1 : launched(function, grid, block, smem, stream, 0, parameters);
+  return extra ? 1 : launched(function, grid, block, smem, stream, 0, 0, parameters);
 }

@@ -154,8 +154,19 @@ def test_parities_of_a_strided_filter_share_its_taps() -> None:
 
 def test_pixels_that_no_tap_reaches_are_cleared() -> None:
     p = layer("bwd_data", y=1, x=1, pad_h=0, pad_w=0, stride_h=2, stride_w=2)
-    names = [s.source.function for s in launch(kernel("bwd_data"), p, ARCH).steps]
+    cleared, product = launch(kernel("bwd_data"), p, ARCH).steps
+    assert cleared == Zero(target=Pointer(tensor=OUT), size=2 * p.input_elements)
+    assert isinstance(product, Step) and not product.overlaps
+    biased = launch(kernel("bwd_data"), p, ARCH, epilogue=Epilogue(bias=True)).steps
+    names = [step.source.function for step in biased if isinstance(step, Step)]
     assert sorted(names) == ["implicit", "reduce", "reduce", "reduce"]
+
+
+def test_parities_overlap_where_they_only_store() -> None:
+    p = layer("bwd_data", stride_h=2, stride_w=2)
+    first, *rest = launch(kernel("bwd_data"), p, ARCH).steps
+    assert isinstance(first, Step) and not first.overlaps
+    assert all(isinstance(step, Step) and step.overlaps for step in rest)
 
 
 def test_slices_fill_the_device_and_no_more() -> None:

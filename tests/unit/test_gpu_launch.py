@@ -305,6 +305,7 @@ def many_steps() -> Launch:
                 threads=96,
                 smem_bytes=100_000,
                 cluster=(16, 1, 1),
+                overlaps=True,
                 arguments=(
                     *(TILED, WALKED, *(Pointer(tensor=t) for t in (4, 0, 1, 3))),
                     *(Scratch(offset=0), -5),
@@ -328,6 +329,7 @@ def test_a_launch_of_several_steps(stub: Stub, cuda: None) -> None:
     assert {one["stream"] for one in steps} == {STREAM}
     assert (fill["grid"], fill["block"], fill["smem"]) == ([7, 3, 2], [128, 1, 1], 0)
     assert fill["cluster"] == [] and mapped["cluster"] == [16, 1, 1]
+    assert mapped["overlaps"] and not fill["overlaps"]
     value = struct.pack("<f", 1.5).hex()
     assert fill["parameters"][0] == (FLAGS + 256).to_bytes(8, "little").hex()
     assert fill["parameters"][1:] == [(2**40).to_bytes(8, "little").hex(), value]

@@ -147,6 +147,9 @@ class Step:
     smem_bytes: int = 0
     """Shared memory of a block beyond what the kernel declares; Triton's objects say it."""
     cluster: tuple[int, int, int] = (1, 1, 1)
+    overlaps: bool = False
+    """Whether it may begin while the kernel of the step before still runs (NVIDIA's programmatic
+    dependent launch). It waits by itself before it reads what that one writes, or ends."""
     arguments: tuple[Argument, ...]
     """One per entry of the source's signature, in its order."""
 

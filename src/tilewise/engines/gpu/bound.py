@@ -62,6 +62,7 @@ class BoundLaunch:
             function=loaded.function,
             grid=step.grid,
             cluster=step.cluster,
+            overlaps=step.overlaps,
             threads=loaded.made.resources.threads,
             smem_bytes=loaded.made.resources.smem_bytes - loaded.made.static_smem_bytes,
             parameters=tuple(self._parameters(step, loaded.made)),

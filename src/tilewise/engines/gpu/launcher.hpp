@@ -37,7 +37,7 @@ enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
 // CUDA's launch configuration and its attributes, as the driver reads them.
 struct Attribute {
   int32_t id, padding;
-  uint32_t cluster[3];
+  uint32_t cluster[3];  // or whether kernels overlap
   uint8_t rest[52];
 };
 static_assert(sizeof(Attribute) == 72, "an id, padding, and a union of 64 bytes");
@@ -47,7 +47,7 @@ struct Configuration {
   Attribute *attributes;
   uint32_t count;
 };
-constexpr int kClusterDimension = 4;
+constexpr int kClusterDimension = 4, kOverlapping = 6;
 
 struct Driver {
   uint64_t is_cuda;
@@ -63,7 +63,7 @@ struct Parameter {
 struct Step {
   void *function;
   uint64_t size;
-  uint32_t grid[3], cluster[3], threads, smem_bytes;
+  uint32_t grid[3], cluster[3], threads, smem_bytes, overlaps, unused;
   uint64_t count;
   Parameter parameters[1];
 };
@@ -77,18 +77,24 @@ struct Plan {
 
 int launch_cuda(const Driver *driver, const Step *step, void *stream, void **parameters) {
   using Launch = int (*)(const Configuration *, void *, void **, void **);
-  Attribute cluster{};
-  cluster.id = kClusterDimension;
-  memcpy(cluster.cluster, step->cluster, sizeof step->cluster);
-  bool is_cluster = step->cluster[0] * step->cluster[1] * step->cluster[2] > 1;
+  Attribute attributes[2]{};
   Configuration made{};
+  if (step->cluster[0] * step->cluster[1] * step->cluster[2] > 1) {
+    Attribute &cluster = attributes[made.count++];
+    cluster.id = kClusterDimension;
+    memcpy(cluster.cluster, step->cluster, sizeof step->cluster);
+  }
+  if (step->overlaps) {
+    Attribute &overlapping = attributes[made.count++];
+    overlapping.id = kOverlapping;
+    overlapping.cluster[0] = 1;
+  }
   memcpy(made.grid, step->grid, sizeof step->grid);
   made.block[0] = step->threads;
   made.block[1] = made.block[2] = 1;
   made.smem_bytes = step->smem_bytes;
   made.stream = stream;
-  made.attributes = is_cluster ? &cluster : nullptr;
-  made.count = is_cluster;
+  made.attributes = made.count ? attributes : nullptr;
   return reinterpret_cast<Launch>(driver->launch)(&made, step->function, parameters, nullptr);
 }
 

@@ -22,7 +22,8 @@ from tilewise.errors import BuildError, ExecutionError
 NUMBER, ADDRESS, MAP = range(3)
 MOST_PARAMETERS, MOST_MAPS = 256, 16
 """As many as the compiled launcher has room for."""
-CLUSTER_DIMENSION = 4
+CLUSTER_DIMENSION, OVERLAPPING = 4, 6
+"""Numbers of launch attributes: blocks of a cluster, programmatic stream serialization."""
 """CUDA's number of that launch attribute."""
 HERE = Path(__file__).parent
 Start = Callable[..., int]
@@ -51,6 +52,8 @@ class Prepared:
     cluster: tuple[int, int, int] = (1, 1, 1)
     threads: int = 0
     smem_bytes: int = 0
+    overlaps: bool = False
+    """Whether it may begin before the kernel before it has ended."""
     parameters: tuple[Parameter, ...]
 
     def __post_init__(self) -> None:
@@ -101,8 +104,8 @@ def _packed(steps: Sequence[Prepared], values: int, driver: Driver, context: int
     where = ctypes.addressof(_functions(driver))
     parts = [struct.pack("<4Q", where, context, values, len(steps))]
     for step in steps:
-        shape = (*step.grid, *step.cluster, step.threads, step.smem_bytes)
-        parts.append(struct.pack("<2Q8I", step.function, step.size, *shape))
+        shape = (*step.grid, *step.cluster, step.threads, step.smem_bytes, step.overlaps, 0)
+        parts.append(struct.pack("<2Q10I", step.function, step.size, *shape))
         parts.append(struct.pack("<Q", len(step.parameters)))
         for one in step.parameters:
             parts.append(struct.pack("<2IQ", one.kind, one.index, one.number))
@@ -198,14 +201,19 @@ def _hip_launch(step: Prepared, driver: Driver) -> Run:
 
 
 def _cuda_launch(step: Prepared, driver: Driver) -> Run:
-    function, is_cluster = ctypes.c_void_p(step.function), step.cluster != (1, 1, 1)
-    cluster = _Attribute(id=CLUSTER_DIMENSION, cluster=step.cluster)
+    function = ctypes.c_void_p(step.function)
+    wanted = []
+    if step.cluster != (1, 1, 1):
+        wanted.append(_Attribute(id=CLUSTER_DIMENSION, cluster=step.cluster))
+    if step.overlaps:
+        wanted.append(_Attribute(id=OVERLAPPING, cluster=(1, 0, 0)))
+    attributes = (_Attribute * len(wanted))(*wanted)
     usual = _Configuration(
         grid=step.grid,
         block=(step.threads, 1, 1),
         smem_bytes=step.smem_bytes,
-        attributes=ctypes.pointer(cluster) if is_cluster else None,
-        count=int(is_cluster),
+        attributes=ctypes.cast(attributes, ctypes.POINTER(_Attribute)) if wanted else None,
+        count=len(wanted),
     )
 
     def launch(stream: int, pointers: Any) -> int:
@@ -213,4 +221,5 @@ def _cuda_launch(step: Prepared, driver: Driver) -> Run:
         made.stream = stream
         return int(driver.launch(ctypes.byref(made), function, pointers, None))
 
+    launch.attributes = attributes  # type: ignore[attr-defined]  # their memory lives as long as this
     return launch

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
-from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes
+from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes, store_buffers
 from tilewise.ops.conv.launch_pieces import (
     ATOMIC,
     DIRECT,
@@ -30,7 +32,7 @@ from tilewise.ops.conv.launch_pieces import (
     walk_arguments,
 )
 from tilewise.ops.conv.launch_wgrad import LOADERS, launch_wgrad
-from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Walk, channels, pixels, source_sizes, taps, walks
 from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap, Zero
@@ -61,12 +63,22 @@ def check_epilogue(problem: ConvProblem, epilogue: Epilogue) -> None:
 
 
 def join(parts: Iterator[Part]) -> Launch:
-    """Parts one after the other; each has the workspace for itself."""
+    """Parts one after the other; each has the workspace for itself.
+
+    Parts that only store their results overlap: they write different pixels, and read what was
+    there before. What no tap reaches is cleared in one go where nothing is added to it.
+    """
+    listed = list(parts)
     steps: list[Step | Zero] = []
-    workspace = 0
-    for part in parts:
-        steps += part.steps()
-        workspace = max(workspace, part.workspace_bytes)
+    if any(part.is_zero for part in listed) and listed[0].is_packed:
+        steps.append(listed[0].clear())
+        listed = [part for part in listed if not part.is_zero]
+    workspace = max((part.workspace_bytes for part in listed), default=0)
+    for part in listed:
+        for step in part.steps():
+            if isinstance(step, Step) and not workspace and steps and isinstance(steps[-1], Step):
+                step = replace(step, overlaps=True)
+            steps.append(step)
     return Launch(steps=tuple(steps), workspace_bytes=workspace)
 
 
@@ -125,6 +137,23 @@ class Part:
         slices = 1 if self.kernel.atomic else self.splits
         return 4 * slices * self.rows * self.written * self.problem.g
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether no tap reaches these pixels, and nothing is added to them."""
+        return not taps(self.walk) and self.epilogue.is_plain
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the whole result is one piece of memory."""
+        *_, result = shapes(self.problem)
+        return self.problem.n == 1 or self.outer[2] == prod(result[1:])
+
+    def clear(self) -> Zero:
+        """Of the whole result, all parts of it."""
+        *_, result = shapes(self.problem)
+        size = element(self.problem.out_dtype).bytes
+        return Zero(target=Pointer(tensor=OUT), size=size * prod(result))
+
     def steps(self) -> Iterator[Step | Zero]:
         kind = sum_kind(self.kernel, self.splits)
         if not taps(self.walk):
@@ -142,6 +171,7 @@ class Part:
         k = self.kernel
         arguments: dict[str, Argument] = {
             **self.source(),
+            **({"result_map": self.result_map()} if self.is_copied else {}),
             **epilogue_pointers(self.epilogue),
             "partial": Scratch(offset=0) if self.workspace_bytes else Pointer(tensor=OUT),
             **self.extent(),
@@ -161,6 +191,41 @@ class Part:
             smem_bytes=self.smem_bytes(),
             cluster=(k.cluster, 1, 1),
             arguments=tuple(arguments.values()),
+        )
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether TMA stores the result: whole sums of 16 bits, in boxes inside one group."""
+        is_boxed = self.kernel.tile_n % 64 == 0 and (self.problem.g == 1 or self.written % 64 == 0)
+        places = (*self._places().values(), self.written * self.problem.g)
+        return (
+            sum_kind(self.kernel, self.splits) == DIRECT
+            and element(self.problem.out_dtype).bytes == 2
+            and is_boxed
+            and not any(place % 8 for place in places)
+            and self.is_box()
+        )
+
+    def is_box(self) -> bool:
+        """Whether neighbouring rows of sums are neighbours in the result."""
+        at, (d, h, w) = self._places(), self.walk
+        return (
+            at["result_h"] == w.size * at["result_w"]
+            and at["result_d"] == h.size * at["result_h"]
+            and (self.problem.n == 1 or at["result_n"] == d.size * at["result_d"])
+        )
+
+    def result_map(self) -> TensorMap:
+        """The result's pixels as rows of a matrix, in boxes of 64 by 64."""
+        at, size = self._places(), element(self.problem.out_dtype).bytes
+        return TensorMap(
+            tensor=OUT,
+            dtype=self.problem.out_dtype,
+            sizes=(self.written * self.problem.g, self.rows),
+            strides=(size * at["result_w"],),
+            box=(64, 64),
+            swizzle=ROW_BYTES,
+            offset=size * at["result_first"],
         )
 
     def extent(self) -> dict[str, Argument]:
@@ -185,6 +250,7 @@ class Part:
             "SUM": sum_kind(k, self.splits),
             **epilogue_constants(self.epilogue),
             "CHANNEL_SUMS": int(self.epilogue.sums),
+            "STORE_BUFFERS": store_buffers(k) if self.is_copied else 0,
             **self.constants(),
         }
 
@@ -260,7 +326,7 @@ class Part:
             swizzle=ROW_BYTES,
         )
 
-    def _places(self) -> dict[str, Argument]:
+    def _places(self) -> dict[str, int]:
         """Elements from the result's first to that of a pixel of this walk."""
         p = self.problem
         d, h, w = self.walk

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
-from tilewise.ops.conv.kernels.dense_rules import PATCHES, PIXEL_TILES, SIDE, halo_smem_bytes
+from tilewise.ops.conv.kernels.dense_rules import (
+    PATCHES,
+    PIXEL_TILES,
+    ROW_BYTES,
+    SIDE,
+    halo_smem_bytes,
+)
 from tilewise.ops.conv.launch_dense import Part, check_epilogue, join
 from tilewise.ops.conv.launch_pieces import (
     Outer,
@@ -23,7 +30,7 @@ from tilewise.ops.conv.launch_wgrad import PANEL, sum_slices
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Walk, forward, source_sizes, walks
-from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap
 
 __all__ = ["launch_halo", "representative"]
 
@@ -69,6 +76,28 @@ class HaloPart(Part):
 
     def constants(self) -> dict[str, int | str]:
         return {"PATCHES": PATCHES, **_filter_constants(self.walk)}
+
+    def is_box(self) -> bool:
+        return True
+
+    def result_map(self) -> TensorMap:
+        """The walk's pixels of the result, in blocks of 8 by 8 and 64 channels."""
+        at, size = self._places(), element(self.problem.out_dtype).bytes
+        dims = "whd" if self.spatial == 3 else "wh"
+        extents = dict(zip("dhw", self.walk, strict=True))
+        return TensorMap(
+            tensor=OUT,
+            dtype=self.problem.out_dtype,
+            sizes=(
+                self.written * self.problem.g,
+                *(extents[dim].size for dim in dims),
+                self.problem.n,
+            ),
+            strides=tuple(size * at[f"result_{dim}"] for dim in (*dims, "n")),
+            box=(64, SIDE, SIDE, *(1 for _ in dims[1:])),
+            swizzle=ROW_BYTES,
+            offset=size * at["result_first"],
+        )
 
     def source(self) -> dict[str, Argument]:
         _, h, w = self.walk

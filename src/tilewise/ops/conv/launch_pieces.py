@@ -206,6 +206,7 @@ def reduce_step(
         ),
         grid=(-(-rows * pitch // vector // REDUCE_THREADS), 1, 1),
         threads=REDUCE_THREADS,
+        overlaps=slices > 0,
         arguments=tuple(arguments.values()),
     )
 
@@ -223,6 +224,7 @@ def sum_columns_step(rows: int, columns: int) -> Step:
         grid=(-(-columns // 32), 1, 1),
         threads=1024,
         smem_bytes=1024 + 4096,
+        overlaps=True,
         arguments=tuple(arguments.values()),
     )
 

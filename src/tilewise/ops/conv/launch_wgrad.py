@@ -16,11 +16,11 @@ from tilewise.ops.conv.launch_pieces import (
     cut,
     im2col_map,
     outer_strides,
-    reduce_step,
     rows_map,
     sum_kind,
     walk_arguments,
 )
+from tilewise.ops.conv.patches import sum_step
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Axis, Walk, forward
@@ -60,17 +60,8 @@ def sum_slices(
     if splits == 1:
         return Launch(steps=(product,))
     size = problem.filter_elements
-    entries = size // problem.k
     slices = 1 if kernel.atomic else splits
-    add = reduce_step(
-        slices=slices,
-        rows=problem.k,
-        pitch=entries,
-        sizes=(1, 1, problem.k),
-        places={f"result_{what}": 0 for what in ("first", "n", "d", "h")} | {"result_w": pitch},
-        dtype=problem.out_dtype,
-        epilogue=Epilogue(),
-    )
+    add = sum_step(problem, slices, pitch)
     steps: tuple[Step | Zero, ...] = (product, add)
     if kernel.atomic:
         steps = (Zero(target=Scratch(offset=0), size=4 * size), *steps)

@@ -18,6 +18,9 @@ Argument = Pointer | Scratch | TensorMap | int | float
 DIMS = ("d", "h", "w")
 TAPS = {"d": "z", "h": "y", "w": "x"}
 SUM_THREADS = 256
+MOST_WAYS = 32
+BUSY_THREADS = 128 * 1024
+"""Threads whose loads keep a large GPU's memory busy."""
 MOST_BLOCKS = 65535
 """Of a grid's second and third dimension."""
 
@@ -242,8 +245,8 @@ def sum_step(problem: ConvProblem, slices: int, pitch: int) -> Step:
     p = problem
     rows, size = p.k, p.filter_elements // p.k
     vector = next(v for v in (4, 2, 1) if size % v == 0 and pitch % v == 0)
-    threads = SUM_THREADS * vector
-    return cuda_step(
+    ways = _ways(rows * size // vector, slices)
+    made = cuda_step(
         "sum_slices",
         "sum_slices",
         {
@@ -254,7 +257,17 @@ def sum_step(problem: ConvProblem, slices: int, pitch: int) -> Step:
             "row": size,
             "pitch": pitch,
         },
-        {"RESULT": p.out_dtype, "VECTOR": vector},
-        grid=(-(-rows * size // threads), 1, 1),
+        {"RESULT": p.out_dtype, "VECTOR": vector, "WAYS": ways},
+        grid=(-(-rows * size // (SUM_THREADS // ways * vector)), 1, 1),
         threads=SUM_THREADS,
+        smem_bytes=1024 + 4 * SUM_THREADS * vector if ways > 1 else 0,
     )
+    return replace(made, overlaps=True)
+
+
+def _ways(elements: int, slices: int) -> int:
+    """Threads that share an element's slices: more where there are few elements to go round."""
+    ways = 1
+    while 2 * ways <= min(slices, MOST_WAYS) and ways * elements < BUSY_THREADS:
+        ways *= 2
+    return ways

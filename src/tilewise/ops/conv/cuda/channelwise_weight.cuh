@@ -38,6 +38,7 @@ channelwise_weight(const ELEMENT* image, const ELEMENT* result, float* slices, i
                    int images, int pad_d, int pad_h, int pad_w, int read_d, int read_h, int read_w,
                    i64 pitch_read_n, i64 pitch_read_d, i64 pitch_read_h, i64 pitch_read_w, int depth,
                    int height, int width, i64 pitch_n, i64 pitch_d, i64 pitch_h, i64 pitch_w) {
+  release_next_grid();
   const u32 staged = shared_base(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first_channel = blockIdx.x * block_channels, channel = first_channel + 2 * lane;
   const int z = blockIdx.z / FILTER_H, y = blockIdx.z % FILTER_H;

@@ -103,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(32 * warps, BLOCKS)
 grouped_weight(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap result,
                float* slices, i64 slice_size, int filter_count, int tiles_w, int tiles_h, int tiles_d,
                int tile_count, int pad_d, int pad_h, int pad_w) {
+  release_next_grid();
   const u32 stages = shared_base(), barriers = stages + STAGES * stage_bytes;
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Tiles tiles{tiles_w, tiles_h, tiles_d, tile_count};

@@ -10,8 +10,8 @@
 // products; im2col wastes none.
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, PATCHES, MATH_GROUPS, LOAD_WARPS, SPATIAL, BACKWARD,
-// CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION,
-// CHANNEL_SUMS.
+// CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS,
+// STORE_BUFFERS.
 #pragma once
 #include "conv/cuda/filter.cuh"
 #include "conv/cuda/schedule.cuh"
@@ -32,13 +32,13 @@ constexpr int unrolled_taps = taps <= 9 ? taps : 1;
 using Budget = Registers<1, MATH_GROUPS, false>;
 constexpr int math_threads = 128 * MATH_GROUPS;
 constexpr int threads = math_threads + (Budget::are_moved ? 128 : 32 * LOAD_WARPS);
-constexpr int staging_bytes = 8192;  // for each math group
 constexpr u32 group_barrier = 1;     // named, and those after it
 static_assert(tile_blocks == group_blocks * MATH_GROUPS, "math groups take whole blocks");
 
 using PatchRing = Ring<PATCHES>;
 using FilterRing = Ring<STAGES, CLUSTER>;
 using Tiles = Schedule<CLUSTER, true>;
+using Room = Staging<STORE_BUFFERS>;  // for each math group
 
 // The blocks of 8 x 8 pixels of all images.
 struct Blocks {
@@ -69,6 +69,13 @@ struct BlockRows {
   }
   DEVICE int index(int row) const { return blocks.walk.row(pixel(row)); }
   DEVICE i64 place(int row) const { return places.of(pixel(row)); }
+  DEVICE void copy(const TensorMap* map, u32 from, int channel) const {
+#if SPATIAL == 2
+    tma_store(map, from, channel, first.w, first.h, first.n);
+#else
+    tma_store(map, from, channel, first.w, first.h, first.d, first.n);
+#endif
+  }
 };
 
 struct Loader {
@@ -186,9 +193,10 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(threads, 1)
 halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ TensorMap filter_map,
-     RESULT* result, const RESULT* bias, const RESULT* residual, float* partial, int images,
+     RESULT_MAP RESULT* result, const RESULT* bias, const RESULT* residual, float* partial, int images,
      int in_channels, int out_channels, int groups, int splits, i64 result_first, i64 result_n,
      i64 result_d, i64 result_h, i64 result_w, WALK_PARAMETERS) {
+  release_next_grid();
   const Walk walk = {WALK_ARGUMENTS};
   const Blocks blocks = {walk, images};
   const Tiles schedule = {(blocks.count() + tile_blocks - 1) / tile_blocks,
@@ -196,7 +204,7 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
                           walk.taps_d * ((in_channels + tile_k - 1) / tile_k)};
   const u32 patch_stages = shared_base(), filter_stages = patch_stages + PATCHES * patch_stage;
   const u32 staging = filter_stages + STAGES * filter_stage;
-  const PatchRing patches = {staging + MATH_GROUPS * staging_bytes};
+  const PatchRing patches = {staging + MATH_GROUPS * Room::bytes};
   const FilterRing filters = {patches.barriers + PatchRing::bytes};
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   if (threadIdx.x == 0) {
@@ -216,12 +224,13 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
   } else {
     Budget::for_math();
     const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
-    const Output<RESULT> out = {result, bias, residual, partial,
+    const Output<RESULT> out = {result, RESULT_MAP_ADDRESS, bias, residual, partial,
                                 {result_first, result_n, result_d, result_h, result_w},
                                 images * walk.size_d * walk.size_h * walk.size_w, out_channels,
                                 out_channels * groups, unaligned % 8 == 0};
     const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
     Math math = {patches, filters, patch_stages, filter_stages, group, thread, {}, {}};
+    Room room = {staging + group * Room::bytes, group_barrier + group};
     const int stride = gridDim.x / CLUSTER;
     for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
       const Tiles::Work work = schedule.work(index, rank);
@@ -233,9 +242,10 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
         return BlockRows{blocks, out.places, blocks.first(part * group_blocks + m)};
       };
       store_tile<SUM, TILE_N, group_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
-          sums, out, rows, columns, work.split, part, staging + group * staging_bytes,
-          group_barrier + group, thread);
+          sums, out, rows, columns, work.split, part, room, thread);
     }
+    room.drain(thread);
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
+  wait_for_previous_grid();  // another part of the result: who waits for this one has both
 }

@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
 halo_wgrad(const __grid_constant__ TensorMap dy_map, const __grid_constant__ TensorMap x_map,
            RESULT* result, float* partial, int images, int in_channels, int out_channels, int groups,
            int splits, i64 result_pitch, i64 slice_elements, WALK_PARAMETERS) {
+  release_next_grid();
   const Walk walk = {WALK_ARGUMENTS};
   const PixelTiles tiles = {walk, images};
   const Schedule schedule = {(in_channels + 63) / 64, (out_channels + 63) / 64, walk.taps_d, groups,

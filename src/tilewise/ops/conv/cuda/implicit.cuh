@@ -16,7 +16,7 @@
 // Backward (data), the filter [k][tap][c] is read across: its rows are the reduction, its columns n.
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
-// BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS,
+// BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS, STORE_BUFFERS,
 // BLOCKS; gathering VECTOR besides.
 #pragma once
 #include "conv/cuda/schedule.cuh"
@@ -40,7 +40,6 @@ constexpr int math_threads = 128 * MATH_GROUPS;
 constexpr int threads = math_threads + (Budget::are_moved ? 128 * load_groups : 32 * LOAD_WARPS);
 constexpr int tile_groups = PINGPONG ? 1 : MATH_GROUPS;  // that work on one tile
 constexpr int row_blocks = TILE_M / 64 / tile_groups;    // of 64 pixels, for each of them
-constexpr int staging_bytes = 8192;                      // for each math group
 constexpr u32 group_barrier = 2;                         // named, and those after it
 constexpr u32 turn_barrier = group_barrier + MATH_GROUPS;  // two of them
 static_assert(TILE_M == row_blocks * 64 * tile_groups, "math groups take whole blocks of 64 pixels");
@@ -50,6 +49,7 @@ using StageRing = Ring<STAGES, CLUSTER>;
 using Place = Cursor<STAGES>;
 
 using Tiles = Schedule<CLUSTER, SHARE_FILTER>;
+using Room = Staging<STORE_BUFFERS>;  // for each math group
 
 #if LOADER == LOAD_GATHER
 #include "conv/cuda/load_gather.cuh"
@@ -103,7 +103,7 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
 }
 
 DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work, const Walk& walk,
-                  const Output<RESULT>& out, u32 group, u32 staging, u32 thread) {
+                  const Output<RESULT>& out, u32 group, Room& room, u32 thread) {
   const Columns columns = {work.channel_tile * TILE_N, out.channels, work.group * out.channels};
   const u32 part = PINGPONG ? 0 : group;  // of the tile's rows
   const auto rows = [&](int m) {
@@ -111,8 +111,7 @@ DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work
     return FlatRows{walk, out.places, out.places.are_flat(walk), first, out.pixels};
   };
   store_tile<SUM, TILE_N, row_blocks, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS>(
-      sums, out, rows, columns, work.split, work.pixel_tile * tile_groups + (int)part,
-      staging + group * staging_bytes, group_barrier + group, thread);
+      sums, out, rows, columns, work.split, work.pixel_tile * tile_groups + (int)part, room, thread);
 }
 
 DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
@@ -120,6 +119,7 @@ DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
   const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int first_row = PINGPONG ? 0 : (int)group * row_blocks * 64;
   const int count = schedule.count(), stride = gridDim.x / CLUSTER;
+  Room room = {staging + group * Room::bytes, group_barrier + group};
   const Turns turns = {group};
   turns.start();
   Place at;
@@ -131,12 +131,13 @@ DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
       turns.wait();
       multiply(sums, ring, at, stages, work.last - work.first, first_row, turns,
                index + stride < count, thread);
-      store(sums, work, walk, out, group, staging, thread);
+      store(sums, work, walk, out, group, room, thread);
     } else {
       at.skip(work.last - work.first);
     }
     if (PINGPONG) is_mine = !is_mine;
   }
+  room.drain(thread);
 }
 
 extern "C" __global__ void
@@ -144,16 +145,17 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(threads, BLOCKS)
-implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* residual,
+implicit(SOURCE_PARAMETERS, RESULT_MAP RESULT* result, const RESULT* bias, const RESULT* residual,
          float* partial, int pixels, int in_channels, int out_channels, int groups, int splits,
          i64 result_first, i64 result_n, i64 result_d, i64 result_h, i64 result_w,
          WALK_PARAMETERS) {
+  release_next_grid();
   const Walk walk = {WALK_ARGUMENTS};
   const int steps = reduction_steps(walk, in_channels);
   const Tiles schedule = {(pixels + TILE_M - 1) / TILE_M, (out_channels + TILE_N - 1) / TILE_N,
                           groups, splits, steps};
   const u32 stages = shared_base(), staging = stages + STAGES * stage_bytes;
-  const StageRing ring = {staging + MATH_GROUPS * staging_bytes};
+  const StageRing ring = {staging + MATH_GROUPS * Room::bytes};
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   if (threadIdx.x == 0) {
     ring.init(loads_of_a_stage, tile_groups);
@@ -170,10 +172,11 @@ implicit(SOURCE_PARAMETERS, RESULT* result, const RESULT* bias, const RESULT* re
   } else {
     Budget::for_math();
     const i64 unaligned = result_first | result_n | result_d | result_h | result_w | out_channels;
-    const Output<RESULT> out = {result, bias, residual, partial,
+    const Output<RESULT> out = {result, RESULT_MAP_ADDRESS, bias, residual, partial,
                         {result_first, result_n, result_d, result_h, result_w},
                         pixels, out_channels, out_channels * groups, unaligned % 8 == 0};
     math(ring, schedule, walk, out, stages, staging, rank);
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
+  wait_for_previous_grid();  // another part of the result: who waits for this one has both
 }

@@ -14,6 +14,7 @@ reduce(const float* partial, RESULT* result, const RESULT* bias, const RESULT* r
   const i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
   const int row = (int)(index / (pitch / VECTOR)), channel = (int)(index % (pitch / VECTOR)) * VECTOR;
   if (row >= rows) return;
+  wait_for_previous_grid();
   float sums[VECTOR] = {};
   const float* from = partial + (i64)row * pitch + channel;
   for (int slice = 0; slice < slices; slice++, from += (i64)rows * pitch) {

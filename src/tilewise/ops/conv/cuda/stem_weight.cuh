@@ -71,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(32 * warps, BLOCKS)
 stem_weight(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap result,
             float* slices, i64 slice_size, int filters, int tiles_w, int tiles_h, int tile_count,
             int pad_h) {
+  release_next_grid();
   const u32 stages = shared_base(), barriers = stages + STAGES * pair_bytes;
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Tiles tiles{tiles_w, tiles_h, tile_count};

@@ -7,13 +7,46 @@
 #define SUM_SLICES 1  // one slice of the reduction: store fp32, a second kernel adds the slices up
 #define SUM_ATOMIC 2  // one slice of the reduction: add it to fp32 sums that began at zero
 
+// A kernel's parameter for TMA stores of its result, where it has STORE_BUFFERS.
+#if STORE_BUFFERS
+#define RESULT_MAP const __grid_constant__ TensorMap result_map,
+#define RESULT_MAP_ADDRESS &result_map
+#else
+#define RESULT_MAP
+#define RESULT_MAP_ADDRESS nullptr
+#endif
+
 // Columns of a math group's tile: channels from `column` of a group that begins at `channel`.
 struct Columns {
   int column, count, channel;
 };
 
+// Where a math group's results leave: Buffers of 64 rows x 128 bytes that TMA reads, in turn, or with
+// Buffers 0 one that its warps read back. `barrier` is the group's own named one.
+template <int Buffers>
+struct Staging {
+  static constexpr bool is_copied = Buffers > 0;
+  static constexpr int bytes = 8192 * (Buffers > 1 ? Buffers : 1);
+  u32 base, barrier;
+  u32 turn = 0;
+
+  // The next buffer, when everything that read it is done; by the whole group.
+  DEVICE u32 next(u32 thread) {
+    if (thread == 0) tma_store_wait<Buffers - 1>();
+    named_sync(barrier, 128);
+    const u32 buffer = base + turn * 8192;
+    if (Buffers > 1) turn ^= 1;
+    return buffer;
+  }
+  // Every buffer is free.
+  DEVICE void drain(u32 thread) const {
+    if (is_copied && thread == 0) tma_store_wait<0>();
+  }
+};
+
 // Which pixels the 64 rows of a block of sums are. Like any such type: `has(row)`, whether there is
-// one; `index(row)`, its number among all pixels of the walk; `place(row)`, its elements' in the result.
+// one; `index(row)`, its number among all pixels of the walk; `place(row)`, its elements' in the result;
+// `copy(...)`, all of them by TMA from `channel` on.
 // These lie one after the other, in the result too where it `is_flat`, which saves the divisions.
 struct FlatRows {
   const Walk& walk;
@@ -24,6 +57,9 @@ struct FlatRows {
   DEVICE int index(int row) const { return first + row; }
   DEVICE i64 place(int row) const {
     return is_flat ? places.first + (first + row) * places.w : places.of(walk.pixel(first + row));
+  }
+  DEVICE void copy(const TensorMap* map, u32 from, int channel) const {
+    tma_store(map, from, channel, first);
   }
 };
 
@@ -66,6 +102,7 @@ DEVICE void pack_warp(u32 buffer, const float* sums, u32 lane) {
 template <class R>
 struct Output {
   R* result;
+  const TensorMap* map;  // the same, in boxes of 64 pixels x 64 channels, where TMA stores it
   const R* bias;
   const R* residual;
   float* partial;  // slices of the reduction, or of the sums over pixels
@@ -135,6 +172,23 @@ DEVICE void store_16(float (&sums)[N / 2], const Output<R>& out, const Rows& row
   }
 }
 
+// The same by TMA, 64 columns at a time: it clips the tensor's edge, and writes while the group goes on.
+template <int N, int Buffers, class R, class Rows>
+DEVICE void store_boxes(float (&sums)[N / 2], const Output<R>& out, const Rows& rows,
+                        const Columns& tile, Staging<Buffers>& staging, u32 thread) {
+#pragma unroll
+  for (int part = 0; part < N; part += 64) {
+    const u32 buffer = staging.next(thread);
+    pack_warp<R, 64>(buffer + thread / 32 * 2048, sums + part / 2, thread % 32);
+    fence_async();
+    named_sync(staging.barrier, 128);
+    if (thread != 0) continue;
+    const int column = tile.column + part;
+    if (column < tile.count && rows.has(0)) rows.copy(out.map, buffer, tile.channel + column);
+    tma_store_commit();  // of nothing, too: buffers are counted by commits
+  }
+}
+
 // Finished sums of fp32 results, from the registers.
 template <int N, class Rows>
 DEVICE void store_32(float (&sums)[N / 2], const Output<fp32>& out, const Rows& rows,
@@ -178,11 +232,15 @@ DEVICE void store_partial(float (&sums)[N / 2], const Rows& rows, const Columns&
 
 // Sums and sums of squares of a math group's results over its rows, channel by channel, as the result
 // holds them (rounded): one slice [2][pitch] of out.partial, added up by a second kernel.
-template <int N, int RowBlocks, class R, class MakeRows>
+template <int N, int RowBlocks, int Buffers, class R, class MakeRows>
 DEVICE void store_channel_sums(const float (&sums)[RowBlocks][N / 2], const Output<R>& out,
                                const MakeRows& make_rows, const Columns& tile, int slice,
-                               u32 staging, u32 barrier, u32 thread) {
-  const u32 warp = thread / 32, lane = thread % 32, buffer = staging + warp * 2048;
+                               const Staging<Buffers>& staging, u32 thread) {
+  const u32 warp = thread / 32, lane = thread % 32, buffer = staging.base + warp * 2048;
+  if (staging.is_copied) {
+    staging.drain(thread);
+    named_sync(staging.barrier, 128);
+  }
   bool is_inside[RowBlocks][2];
 #pragma unroll
   for (int m = 0; m < RowBlocks; m++)
@@ -214,26 +272,25 @@ DEVICE void store_channel_sums(const float (&sums)[RowBlocks][N / 2], const Outp
         store_shared_f32(buffer + 4 * (N + column), square);
       }
     }
-  named_sync(barrier, 128);
+  named_sync(staging.barrier, 128);
   for (int at = (int)thread; at < 2 * N; at += 128) {
     const int column = tile.column + at % N;
     if (column >= tile.count) continue;
     float total = 0.f;
 #pragma unroll
-    for (int w = 0; w < 4; w++) total += load_shared_f32(staging + w * 2048 + 4 * at);
+    for (int w = 0; w < 4; w++) total += load_shared_f32(staging.base + w * 2048 + 4 * at);
     out.partial[((i64)slice * 2 + at / N) * out.pitch + tile.channel + column] = total;
   }
-  named_sync(barrier, 128);  // the staging is free again
+  named_sync(staging.barrier, 128);  // the staging is free again
 }
 
 // All blocks of 64 rows of a math group: finished, or as slice `split` of the reduction.
-// `make_rows(m)` says which pixels block m has; `slice` is this group's own of the sums over pixels,
-// and `barrier` its own named barrier.
+// `make_rows(m)` says which pixels block m has; `slice` is this group's own of the sums over pixels.
 template <int Sum, int N, int RowBlocks, bool HasBias, bool HasResidual, int Kind, bool HasSums,
-          class R, class MakeRows>
+          int Buffers, class R, class MakeRows>
 DEVICE void store_tile(float (&sums)[RowBlocks][N / 2], const Output<R>& out,
                        const MakeRows& make_rows, const Columns& tile, int split, int slice,
-                       u32 staging, u32 barrier, u32 thread) {
+                       Staging<Buffers>& staging, u32 thread) {
   if constexpr (Sum != SUM_DIRECT) {
     const i64 first = Sum == SUM_SLICES ? (i64)split * out.pixels * out.pitch : 0;
 #pragma unroll
@@ -247,11 +304,12 @@ DEVICE void store_tile(float (&sums)[RowBlocks][N / 2], const Output<R>& out,
         finish_block<N, HasBias, HasResidual, Kind>(sums[m], out, make_rows(m), tile, thread);
     }
     if constexpr (HasSums)
-      store_channel_sums<N, RowBlocks>(sums, out, make_rows, tile, slice, staging, barrier, thread);
+      store_channel_sums<N, RowBlocks>(sums, out, make_rows, tile, slice, staging, thread);
 #pragma unroll
     for (int m = 0; m < RowBlocks; m++) {
-      if constexpr (sizeof(R) == 4) store_32<N>(sums[m], out, make_rows(m), tile, thread);
-      else store_16<N>(sums[m], out, make_rows(m), tile, staging, thread);
+      if constexpr (Buffers > 0) store_boxes<N>(sums[m], out, make_rows(m), tile, staging, thread);
+      else if constexpr (sizeof(R) == 4) store_32<N>(sums[m], out, make_rows(m), tile, thread);
+      else store_16<N>(sums[m], out, make_rows(m), tile, staging.base, thread);
     }
   }
 }

@@ -8,6 +8,7 @@ sum_columns(const float* partial, float* out, int rows, int columns) {
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, shared = shared_base();
   const int column = (int)(blockIdx.x * 32 + lane);
   float sum = 0.f;
+  wait_for_previous_grid();
   if (column < columns)
     for (int row = (int)warp; row < rows; row += 32) sum += partial[(i64)row * columns + column];
   store_shared_f32(shared + threadIdx.x * 4, sum);

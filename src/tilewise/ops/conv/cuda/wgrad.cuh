@@ -140,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(threads, BLOCKS)
 wgrad(SOURCE_PARAMETERS, RESULT* result, float* partial, int pixels, int in_channels,
       int out_channels, int groups, int splits, i64 result_pitch, i64 slice_elements,
       WALK_PARAMETERS) {
+  release_next_grid();
   const Walk walk = {WALK_ARGUMENTS};
   const Entries entries = {in_channels, walk.taps()};
   const Schedule schedule = {(out_channels + TILE_M - 1) / TILE_M,

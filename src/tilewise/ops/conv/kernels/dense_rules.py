@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ROW_BYTES = 128
 """Of a stage's rows: what the swizzle of copies and matrix instructions spans."""
 STAGING_BYTES = 8192
-"""Through which a math group stores its results."""
+"""Of a piece of 64 rows by 64 columns, through which a math group stores its results."""
 MOST_SUMS = 128
 """Registers of a thread for sums; more would leave too few for addresses."""
 LARGEST = 2**31 - 2**10
@@ -87,10 +87,20 @@ def broken(k: DenseConvKernel) -> list[str]:
     return [rule for rule, is_broken in rules.items() if is_broken]
 
 
+def store_buffers(k: DenseConvKernel) -> int:
+    """Pieces that a math group's results leave through, in turn where there are several of them.
+
+    A block that shares its multiprocessor makes do with one.
+    """
+    groups = 1 if k.pingpong else k.math_groups
+    pieces = k.tile_m // 64 // groups * -(-k.tile_n // 64)
+    return 2 if k.blocks == 1 and pieces > 1 else 1
+
+
 def smem_bytes(k: DenseConvKernel) -> int:
     """Shared memory of a block whose stages hold both operands."""
     rows = 16 * k.tile_m if k.family == "gather" else 0
-    staging = 0 if k.is_weight else k.math_groups * STAGING_BYTES
+    staging = 0 if k.is_weight else k.math_groups * store_buffers(k) * STAGING_BYTES
     return 1024 + k.stages * k.stage_bytes + staging + 16 * k.stages + rows
 
 
@@ -102,7 +112,7 @@ def halo_smem_bytes(k: DenseConvKernel, walk: Walk) -> int:
     if k.is_weight:
         return 1024 + k.stages * (patch + k.tile_k * ROW_BYTES) + 16 * k.stages
     patches = PATCHES * (k.tile_m // 64) * patch
-    staging = k.math_groups * STAGING_BYTES
+    staging = k.math_groups * store_buffers(k) * STAGING_BYTES
     return 1024 + patches + k.stages * k.tile_n * ROW_BYTES + staging + 16 * (PATCHES + k.stages)
 
 
