@@ -168,10 +168,13 @@ def test_sums_over_pixels(way: str) -> None:
     check(kernel("fwd", **SUMMED[way]), p, Epilogue(sums=True, bias=True, activation="relu"))
 
 
-def test_tiles_that_are_no_multiple_of_64_wide() -> None:
-    p = replace(problem("plain", "fwd"), k=200)
-    for out in ("bf16", "fp32"):
-        check(kernel("fwd", family="im2col", tile_n=96), replace(p, out_dtype=out))
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("family", ["im2col", "halo"])
+def test_tiles_that_are_no_multiple_of_64_wide(family: str, direction: str) -> None:
+    p = replace(problem("plain", direction), c=200, k=200)
+    narrow = replace(p, c=96, k=96)  # one tile, whose last box reaches beyond the tensor
+    for made in (p, replace(p, out_dtype="fp32"), narrow):
+        check(kernel(direction, family=family, tile_n=96), made)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

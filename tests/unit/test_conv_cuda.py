@@ -13,13 +13,13 @@ from tilewise.engines.gpu.nvrtc import why_no_nvrtc
 from tilewise.errors import InputError, KernelError, TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
-from tilewise.ops.conv.epilogue import Epilogue
+from tilewise.ops.conv.epilogue import OUT, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import default_strides
 from tilewise.ops.conv.walk import backward, pixels, taps
-from tilewise.ops.launch import Step, TensorMap, Zero
+from tilewise.ops.launch import Pointer, Step, TensorMap, Zero
 
 ARCH = load_arch("sm_90", "H200")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")

@@ -68,7 +68,7 @@ def join(parts: Iterator[Part]) -> Launch:
     Parts that only store their results overlap: they write different pixels, and read what was
     there before. What no tap reaches is cleared in one go where nothing is added to it.
     """
-    listed = list(parts)
+    listed = sorted(parts, key=lambda part: -taps(part.walk))
     steps: list[Step | Zero] = []
     if any(part.is_zero for part in listed) and listed[0].is_packed:
         steps.append(listed[0].clear())
@@ -193,10 +193,18 @@ class Part:
             arguments=tuple(arguments.values()),
         )
 
+    def _last_parts(self) -> int:
+        """Quarters of a step that the last channels fill; gathered ones fill all."""
+        left = 0 if self.kernel.family == "gather" else self.read % self.kernel.tile_k
+        return -(-4 * left // self.kernel.tile_k) or 4
+
     @property
     def is_copied(self) -> bool:
         """Whether TMA stores the result: whole sums of 16 bits, in boxes inside one group."""
-        is_boxed = self.kernel.tile_n % 64 == 0 and (self.problem.g == 1 or self.written % 64 == 0)
+        tile, is_alone = self.kernel.tile_n, self.problem.g == 1
+        is_boxed = (tile % 64 == 0 and (is_alone or self.written % 64 == 0)) or (
+            is_alone and self.written <= tile  # the last box reaches beyond the tensor's edge
+        )
         places = (*self._places().values(), self.written * self.problem.g)
         return (
             sum_kind(self.kernel, self.splits) == DIRECT
@@ -251,6 +259,7 @@ class Part:
             **epilogue_constants(self.epilogue),
             "CHANNEL_SUMS": int(self.epilogue.sums),
             "STORE_BUFFERS": store_buffers(k) if self.is_copied else 0,
+            "LAST_PARTS": self._last_parts(),
             **self.constants(),
         }
 

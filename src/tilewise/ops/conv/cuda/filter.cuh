@@ -5,7 +5,8 @@
 
 template <int TileN, int TileK, bool IsBackward, int Blocks>
 struct FilterTile {
-  static constexpr u32 bytes = TileN * 128;
+  static constexpr int panels = (TileN + 63) / 64;  // backward; the last may be wider than the tile
+  static constexpr u32 bytes = (IsBackward ? panels * TileK : TileN) * 128;
   static constexpr u16 everyone = (1 << Blocks) - 1;
   const TensorMap* map;
   int in_channels, out_channels;  // of a group
@@ -19,7 +20,7 @@ struct FilterTile {
     } else {
       constexpr int rows = TileK / Blocks;
 #pragma unroll
-      for (int panel = 0; panel < TileN / 64; panel++)
+      for (int panel = 0; panel < panels; panel++)
         copy(to + (panel * TileK + rank * rows) * 128, barrier, column + panel * 64, tap,
              group * in_channels + channel + (int)rank * rows);
     }

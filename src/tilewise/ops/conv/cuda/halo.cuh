@@ -11,7 +11,7 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, PATCHES, MATH_GROUPS, LOAD_WARPS, SPATIAL, BACKWARD,
 // CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS,
-// STORE_BUFFERS.
+// STORE_BUFFERS, LAST_PARTS (quarters of a step that the last channels fill).
 #pragma once
 #include "conv/cuda/filter.cuh"
 #include "conv/cuda/schedule.cuh"
@@ -26,7 +26,8 @@ constexpr int patch_h = side + (TAPS_H - 1) * REACH_H, patch_w = side + (TAPS_W 
 constexpr int patch_copied = patch_h * patch_w * 128;
 constexpr int patch_bytes = (patch_copied + 1023) / 1024 * 1024;  // swizzle patterns begin there
 constexpr int tile_blocks = TILE_M / 64, group_blocks = tile_blocks / MATH_GROUPS;
-constexpr int patch_stage = tile_blocks * patch_bytes, filter_stage = TILE_N * 128;
+using FilterTiles = FilterTile<TILE_N, tile_k, BACKWARD, CLUSTER>;
+constexpr int patch_stage = tile_blocks * patch_bytes, filter_stage = FilterTiles::bytes;
 constexpr int taps = TAPS_H * TAPS_W;
 constexpr int unrolled_taps = taps <= 9 ? taps : 1;
 using Budget = Registers<1, MATH_GROUPS, false>;
@@ -93,8 +94,7 @@ struct Loader {
     const bool brings_filter = LOAD_WARPS == 1 || thread != 0;
     const Walk& walk = blocks.walk;
     const int channel_blocks = (in_channels + tile_k - 1) / tile_k, stride = gridDim.x / CLUSTER;
-    const FilterTile<TILE_N, tile_k, BACKWARD, CLUSTER> filter = {filter_map, in_channels,
-                                                                  out_channels, rank};
+    const FilterTiles filter = {filter_map, in_channels, out_channels, rank};
     Cursor<PATCHES> patch;
     Cursor<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
@@ -145,23 +145,16 @@ struct Math {
   Cursor<PATCHES> patch;
   Cursor<STAGES> at;
 
-  // All steps of a tile into `sums`; one tap's products stay in flight.
-  DEVICE void multiply(float (&sums)[group_blocks][TILE_N / 2], int steps) {
+  // All steps of a tile into `sums`; one tap's products stay in flight. A step whose number is a
+  // multiple of `blocks` less one has the last channels, which may be few.
+  DEVICE void multiply(float (&sums)[group_blocks][TILE_N / 2], int first, int last, int blocks) {
     LateRelease<PATCHES> late_patch;
     LateRelease<STAGES, CLUSTER> late;
-    for (int step = 0; step < steps; step++) {
+    for (int step = first; step < last; step++) {
       patches.wait_full(patch);
-      const u32 first = patch_stages + patch.stage * patch_stage + group * group_blocks * patch_bytes;
-#pragma unroll unrolled_taps
-      for (int tap = 0; tap < taps; tap++) {
-        const int shift = (tap / TAPS_W * REACH_H * patch_w + tap % TAPS_W * REACH_W) * 128;
-        filters.wait_full(at);
-        multiply_tap(sums, first + shift, filter_stages + at.stage * filter_stage,
-                     step > 0 || tap > 0);
-        late.step(filters, at, thread);
-        if (tap == 0) late_patch.step(patches, patch, thread);
-        at.next();
-      }
+      if (LAST_PARTS < 4 && step % blocks == blocks - 1)
+        multiply_step<LAST_PARTS>(sums, late, late_patch, step > first);
+      else multiply_step<4>(sums, late, late_patch, step > first);
       patch.next();
     }
     wgmma_wait<0>();
@@ -169,11 +162,29 @@ struct Math {
     late_patch.flush(patches, thread);
   }
 
+  // All taps over one patch, of whose channels the first Parts quarters are multiplied.
+  template <int Parts>
+  DEVICE void multiply_step(float (&sums)[group_blocks][TILE_N / 2], LateRelease<STAGES, CLUSTER>& late,
+                            LateRelease<PATCHES>& late_patch, int accumulate) {
+    const u32 first = patch_stages + patch.stage * patch_stage + group * group_blocks * patch_bytes;
+#pragma unroll unrolled_taps
+    for (int tap = 0; tap < taps; tap++) {
+      const int shift = (tap / TAPS_W * REACH_H * patch_w + tap % TAPS_W * REACH_W) * 128;
+      filters.wait_full(at);
+      multiply_tap<Parts>(sums, first + shift, filter_stages + at.stage * filter_stage,
+                          accumulate || tap > 0);
+      late.step(filters, at, thread);
+      if (tap == 0) late_patch.step(patches, patch, thread);
+      at.next();
+    }
+  }
+
+  template <int Parts>
   DEVICE void multiply_tap(float (&sums)[group_blocks][TILE_N / 2], u32 pixels, u32 filter,
                            int accumulate) const {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < Parts; k++) {
       const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
                              : wgmma_operand(filter + k * 32, 16, 1024);
 #pragma unroll
@@ -235,7 +246,7 @@ halo(const __grid_constant__ TensorMap image_map, const __grid_constant__ Tensor
     for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
       const Tiles::Work work = schedule.work(index, rank);
       float sums[group_blocks][TILE_N / 2];
-      math.multiply(sums, work.last - work.first);
+      math.multiply(sums, work.first, work.last, (in_channels + tile_k - 1) / tile_k);
       const Columns columns = {work.channel_tile * TILE_N, out_channels, work.group * out_channels};
       const int part = work.pixel_tile * MATH_GROUPS + (int)group;
       const auto rows = [&](int m) {

@@ -17,7 +17,7 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
 // BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS, STORE_BUFFERS,
-// BLOCKS; gathering VECTOR besides.
+// LAST_PARTS (quarters of a step that a tap's last channels fill), BLOCKS; gathering VECTOR besides.
 #pragma once
 #include "conv/cuda/schedule.cuh"
 #include "conv/cuda/store.cuh"
@@ -31,7 +31,9 @@
 constexpr int element_bytes = sizeof(ELEMENT);
 constexpr int tile_k = 128 / element_bytes;        // of a stage
 constexpr int instruction_k = 32 / element_bytes;  // of a wgmma
-constexpr int pixel_bytes = TILE_M * 128, filter_bytes = TILE_N * 128;
+// Read across, the filter comes in whole panels of 64 columns.
+constexpr int pixel_bytes = TILE_M * 128;
+constexpr int filter_bytes = (BACKWARD ? (TILE_N + 63) / 64 * 64 : TILE_N) * 128;
 constexpr int stage_bytes = pixel_bytes + filter_bytes;
 constexpr bool is_gathering = LOADER == LOAD_GATHER;
 constexpr int load_groups = (LOAD_WARPS + 3) / 4;
@@ -72,27 +74,37 @@ struct Turns {
   }
 };
 
-// All steps of a tile into `sums`; one step's products stay in flight.
+// One step, of whose channels the first Parts quarters are multiplied.
+template <int Parts>
+DEVICE void multiply_step(float (&sums)[row_blocks][TILE_N / 2], u32 pixels, u32 filter,
+                          int accumulate) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Parts; k++) {
+    const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
+                           : wgmma_operand(filter + k * 32, 16, 1024);
+#pragma unroll
+    for (int m = 0; m < row_blocks; m++)
+      wgmma<ELEMENT, TILE_N, true, !BACKWARD>(
+          sums[m], wgmma_operand(pixels + m * 8192 + k * 32, 16, 1024), b, accumulate || k > 0);
+  }
+  wgmma_commit();
+}
+
+// All steps of a tile into `sums`; one step's products stay in flight. A step whose number is a
+// multiple of `blocks` less one has a tap's last channels, which may be few.
 DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& ring, Place& at,
-                     u32 stages, int steps, int first_row, const Turns& turns, bool has_next,
-                     u32 thread) {
+                     u32 stages, const Tiles::Work& work, int blocks, int first_row,
+                     const Turns& turns, bool has_next, u32 thread) {
   LateRelease<STAGES, CLUSTER> late;
-  for (int step = 0; step < steps; step++) {
+  for (int step = work.first; step < work.last; step++) {
     ring.wait_full(at);
     if constexpr (is_gathering) fence_async();  // what threads copied is read by the matrix units
     const u32 pixels = stages + at.stage * stage_bytes + first_row * 128;
     const u32 filter = stages + at.stage * stage_bytes + pixel_bytes;
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
-                             : wgmma_operand(filter + k * 32, 16, 1024);
-#pragma unroll
-      for (int m = 0; m < row_blocks; m++)
-        wgmma<ELEMENT, TILE_N, true, !BACKWARD>(
-            sums[m], wgmma_operand(pixels + m * 8192 + k * 32, 16, 1024), b, step > 0 || k > 0);
-    }
-    wgmma_commit();
+    if (LAST_PARTS < 4 && step % blocks == blocks - 1)
+      multiply_step<LAST_PARTS>(sums, pixels, filter, step > work.first);
+    else multiply_step<4>(sums, pixels, filter, step > work.first);
     wgmma_wait<1>();
     late.step(ring, at, thread);
     at.next();
@@ -115,7 +127,7 @@ DEVICE void store(float (&sums)[row_blocks][TILE_N / 2], const Tiles::Work& work
 }
 
 DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
-                 const Output<RESULT>& out, u32 stages, u32 staging, u32 rank) {
+                 const Output<RESULT>& out, u32 stages, u32 staging, u32 rank, int blocks) {
   const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int first_row = PINGPONG ? 0 : (int)group * row_blocks * 64;
   const int count = schedule.count(), stride = gridDim.x / CLUSTER;
@@ -129,8 +141,8 @@ DEVICE void math(const StageRing& ring, const Tiles& schedule, const Walk& walk,
     if (is_mine) {
       float sums[row_blocks][TILE_N / 2];
       turns.wait();
-      multiply(sums, ring, at, stages, work.last - work.first, first_row, turns,
-               index + stride < count, thread);
+      multiply(sums, ring, at, stages, work, blocks, first_row, turns, index + stride < count,
+               thread);
       store(sums, work, walk, out, group, room, thread);
     } else {
       at.skip(work.last - work.first);
@@ -175,7 +187,7 @@ implicit(SOURCE_PARAMETERS, RESULT_MAP RESULT* result, const RESULT* bias, const
     const Output<RESULT> out = {result, RESULT_MAP_ADDRESS, bias, residual, partial,
                         {result_first, result_n, result_d, result_h, result_w},
                         pixels, out_channels, out_channels * groups, unaligned % 8 == 0};
-    math(ring, schedule, walk, out, stages, staging, rank);
+    math(ring, schedule, walk, out, stages, staging, rank, (in_channels + tile_k - 1) / tile_k);
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
   wait_for_previous_grid();  // another part of the result: who waits for this one has both

@@ -179,7 +179,10 @@ DEVICE void store_boxes(float (&sums)[N / 2], const Output<R>& out, const Rows& 
 #pragma unroll
   for (int part = 0; part < N; part += 64) {
     const u32 buffer = staging.next(thread);
-    pack_warp<R, 64>(buffer + thread / 32 * 2048, sums + part / 2, thread % 32);
+    constexpr int last = N % 64 ? N % 64 : 64;  // what lies behind is beyond the tensor's edge, too
+    const u32 to = buffer + thread / 32 * 2048;
+    if (part + 64 <= N) pack_warp<R, 64>(to, sums + part / 2, thread % 32);
+    else pack_warp<R, last>(to, sums + part / 2, thread % 32);
     fence_async();
     named_sync(staging.barrier, 128);
     if (thread != 0) continue;

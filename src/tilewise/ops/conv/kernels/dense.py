@@ -95,7 +95,7 @@ class DenseConvKernel(Kernel):
 
     @property
     def stage_bytes(self) -> int:
-        return (self.tile_m + self.tile_n) * dense_rules.ROW_BYTES
+        return (self.tile_m + dense_rules.filter_rows(self)) * dense_rules.ROW_BYTES
 
     @property
     def is_deterministic(self) -> bool:

@@ -69,8 +69,7 @@ def broken(k: DenseConvKernel) -> list[str]:
         "several blocks need sums of 64 registers at most": k.blocks > 1 and k.sums > 64,
         "tf32 is read along the reduction, so forward only": k.dtype == "tf32"
         and k.op != "conv_fwd",
-        "what is read across the reduction comes in panels of 64": k.op != "conv_fwd"
-        and k.tile_n % 64,
+        "what is read across the reduction comes in panels of 64": k.is_weight and k.tile_n % 64,
     }
     step = ROW_BYTES // element(k.dtype).bytes
     if is_halo and k.is_weight:
@@ -85,6 +84,11 @@ def broken(k: DenseConvKernel) -> list[str]:
             k.share != "filter" or k.pingpong or k.blocks > 1
         )
     return [rule for rule, is_broken in rules.items() if is_broken]
+
+
+def filter_rows(k: DenseConvKernel) -> int:
+    """Rows of the filter in a stage; read across, whole panels of 64 columns."""
+    return -(-k.tile_n // 64) * 64 if k.op == "conv_bwd_data" else k.tile_n
 
 
 def store_buffers(k: DenseConvKernel) -> int:
@@ -113,7 +117,8 @@ def halo_smem_bytes(k: DenseConvKernel, walk: Walk) -> int:
         return 1024 + k.stages * (patch + k.tile_k * ROW_BYTES) + 16 * k.stages
     patches = PATCHES * (k.tile_m // 64) * patch
     staging = k.math_groups * store_buffers(k) * STAGING_BYTES
-    return 1024 + patches + k.stages * k.tile_n * ROW_BYTES + staging + 16 * (PATCHES + k.stages)
+    filters = k.stages * filter_rows(k) * ROW_BYTES
+    return 1024 + patches + filters + staging + 16 * (PATCHES + k.stages)
 
 
 def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
