@@ -32,7 +32,7 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "silu": partial(functional.silu, inplace=True),
 }
@@ -174,7 +174,7 @@ def _finish_linear(
 ) -> Tensor:
     if bias is not None:
         out += bias
-    out = _IN_PLACE.get(activation, ACTIVATE[activation])(out)
+    out = IN_PLACE.get(activation, ACTIVATE[activation])(out)
     return out.to(x.dtype)
 
 
