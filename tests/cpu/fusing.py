@@ -54,7 +54,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Epilogue]]:
 
     def plan(kernel: Kernel, problem: Problem, arch: Arch, *, epilogue: Any = None) -> Plan:
         inner = make(kernel, problem, arch)
-        return inner if epilogue is None else FusedPlan(inner, epilogue, seen)
+        return FusedPlan(inner, epilogue, seen) if isinstance(epilogue, Epilogue) else inner
 
     monkeypatch.setattr(CpuEngine, "takes_epilogue", True)
     monkeypatch.setattr(engine, "plan", plan)

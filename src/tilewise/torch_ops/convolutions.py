@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.core.dtypes import dtype
 from tilewise.core.tensors import torch_dtype, view
-from tilewise.dispatch import default_dispatcher
+from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines.device import detect
 from tilewise.errors import ArchError, TensorError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import check_addressable, check_groups, from_shapes, layout_of
+from tilewise.ops.conv.problem import ConvProblem
 from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
 from tilewise.torch_ops.library import is_deterministic
@@ -41,6 +43,27 @@ def convolution(
 ) -> Tensor:
     """x [N, C, ...] convolved with w [K, C / groups, ...]: activation(sum + bias + residual)."""
     return _call("fwd", x, w, (), layer, deterministic, bias, residual, activation)
+
+
+def convolution_with_sums(x: Tensor, w: Tensor, sums: Tensor, layer: Layer) -> Tensor:
+    """x convolved with w; `sums` become the result's channels' sums and sums of squares."""
+    return _call("fwd", x, w, (), layer, False, sums=sums)
+
+
+def gives_sums(x: Tensor, w: Tensor, layer: Layer) -> bool:
+    """Whether the kernel that serves a layer gives sums of its result along the way."""
+    problem = _problem("fwd", x, x.shape, w.shape, layer)
+    try:
+        dispatcher = default_dispatcher(problem.op, live_arch(x))
+        plan, _ = dispatcher.plan(
+            problem,
+            deterministic=is_deterministic(),
+            epilogue=Epilogue(sums=True),
+            saved_bytes=_saved_bytes(problem, Epilogue(sums=True)),
+        )
+    except ArchError:
+        return False
+    return plan.epilogue is not None
 
 
 def input_gradient(
@@ -87,13 +110,15 @@ def _call(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
+    sums: Tensor | None = None,
 ) -> Tensor:
     tensors: tuple[Tensor, ...] = (first_one, second)
     extra: tuple[Any, ...] = ()
-    if bias is not None or residual is not None:
-        more = tuple(tensor for tensor in (bias, residual) if tensor is not None)
+    if bias is not None or residual is not None or sums is not None:
+        more = tuple(tensor for tensor in (bias, residual, sums) if tensor is not None)
         tensors += more
-        extra = (bias is None, *((t.shape, t.stride(), t.dtype, t.device) for t in more))
+        extra = (bias is None, sums is None)
+        extra += tuple((t.shape, t.stride(), t.dtype, t.device) for t in more)
     try:
         key = (
             *(direction, first_one.shape, second.shape, first_one.stride(), second.stride()),
@@ -105,7 +130,10 @@ def _call(
     call: Callable[..., Tensor] | None = CALLS.get(key)
     if call is None:
         after = Epilogue(
-            bias=bias is not None, residual=residual is not None, activation=activation
+            bias=bias is not None,
+            residual=residual is not None,
+            activation=activation,
+            sums=sums is not None,
         )
         return _first(key, direction, tensors, size, layer, after)
     return call(*tensors)
@@ -126,18 +154,7 @@ def _first(
     one, two = tensors[:2]
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
-    stride, padding, dilation, groups = layer
-    problem = from_shapes(
-        tuple(x),
-        tuple(w),
-        dtype=view(one).dtype,
-        layout=layout_of(view(one)),
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        direction=direction,
-    )
+    problem = _problem(direction, one, x, w, layer)
     shape = result_shape(x, w, layer) if direction == "fwd" else size
     if not after.is_plain and one.dtype in HALVES and one.device.type == "cpu":
         problem = replace(problem, out_dtype="fp32")  # so that what is done to it rounds but once
@@ -153,10 +170,36 @@ def _first(
         deterministic=key[-1],
         operands=lambda one, two, *more: (one, two),
         epilogue=None if after.is_plain else after,
+        saved_bytes=_saved_bytes(problem, after),
         vectors=partial(_vectors, after, kind, strides),
         finish=None if after.is_plain else partial(_finish, after),
     )
     return first(key, work, tensors)
+
+
+def _problem(
+    direction: str, one: Tensor, x: Sequence[int], w: Sequence[int], layer: Layer
+) -> ConvProblem:
+    """A layer of these sizes whose first operand is `one`."""
+    stride, padding, dilation, groups = layer
+    return from_shapes(
+        tuple(x),
+        tuple(w),
+        dtype=view(one).dtype,
+        layout=layout_of(view(one)),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        direction=direction,
+    )
+
+
+def _saved_bytes(problem: ConvProblem, after: Epilogue) -> int:
+    """What fusing saves: reading the result again for its sums, reading and writing it for more."""
+    size = problem.output_elements * dtype(problem.out_dtype).bytes
+    is_changed = after.bias or after.residual or after.activation != "none"
+    return size * (int(after.sums) + 2 * is_changed)
 
 
 def _vectors(
@@ -181,7 +224,16 @@ def _finish(after: Epilogue, out: Tensor, x: Tensor, w: Tensor, *more: Tensor) -
         out += more[-1]
     if after.activation != "none":
         out = IN_PLACE.get(after.activation, ACTIVATE[after.activation])(out)
-    return out.to(x.dtype) if x.dtype in HALVES else out
+    out = out.to(x.dtype) if x.dtype in HALVES else out
+    if after.sums:
+        _sum_channels(out, more[-1])
+    return out
+
+
+def _sum_channels(result: Tensor, sums: Tensor) -> None:
+    axes = [0, *range(2, result.dim())]
+    torch.sum(result, axes, dtype=torch.float32, out=sums[0])
+    torch.sum(result.float().square(), axes, out=sums[1])
 
 
 def check(
@@ -250,6 +302,8 @@ def theirs(
         result: Tensor = aten(one, two, bias, stride, padding, dilation, False, [0] * rank, groups)
         if after.residual:
             result += more[-1]
+        if after.sums:
+            _sum_channels(result, more[-1])
         return IN_PLACE.get(after.activation, ACTIVATE[after.activation])(result)
     is_data = direction == "bwd_data"
     # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the

@@ -20,10 +20,15 @@ transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 """The innermost transform of torch.func, or None."""
 
 
+def is_seen() -> bool:
+    """Whether calls are recorded, transformed, traced or differentiated forward."""
+    is_changed = transform() is not None or forward_level() >= 0
+    return is_changed or modes() > 0 or _tracing() is not None
+
+
 def is_watched() -> bool:
     """Whether calls are cast, recorded, transformed, traced or differentiated forward."""
-    is_changed = transform() is not None or forward_level() >= 0
-    return is_changed or _is_autocast() or modes() > 0 or _tracing() is not None
+    return _is_autocast() or is_seen()
 
 
 LIBRARY: Any = torch.library.Library("tilewise", "DEF")  # type: ignore[no-untyped-call]
