@@ -24,10 +24,10 @@ HERE = Path(__file__).parent
 FULL: dict[str, Any] = {"parameters": "fp32", "running": "fp32", "is_tracked": True}
 
 
-def interpreted(*replaced: str) -> list[dict[str, Any]]:
+def interpreted(*replaced: str, script: str = "norm_interpreted.py") -> list[dict[str, Any]]:
     """What the interpreter finds, a line for each result of each case."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "norm_interpreted.py"), *replaced],
+        [sys.executable, str(HERE / script), *replaced],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -60,6 +60,15 @@ def test_kernels_are_right() -> None:
 )
 def test_a_sabotaged_kernel_fails(old: str, new: str) -> None:
     assert wrong(interpreted(old, new))
+
+
+@pytest.mark.slow
+def test_fused_models_are_right_by_these_kernels() -> None:
+    found = interpreted(script="chain_interpreted.py")
+    assert len(found) > 40
+    assert [one for one in found if one["error"] > 2e-5] == []
+    backward = {"BatchNorm (backward)", "BatchNorm (backward with residual)"}
+    assert set(found[0]["launched"]) == {"BatchNorm (forward)", "BatchNorm (apply)", *backward}
 
 
 NORMS = {
