@@ -228,7 +228,7 @@ class Given:
         self.rank, self.layout = x.dim() - 2, layout_of(view(x))
         self.shape: tuple[int, ...] = result_shape(x.shape, layer.weight.shape, sizes)
         self.asked = Asked(
-            kind="chain",
+            kind="conv",
             x=tuple(x.shape),
             w=tuple(layer.weight.shape),
             dtype=x.dtype,

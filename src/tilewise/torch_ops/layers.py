@@ -31,11 +31,11 @@ ALWAYS = "_tilewise_always"
 THEIRS = "_tilewise_theirs"
 """Where a class of patched layers keeps the class of PyTorch's."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-CALL_US = {"linear": (8.0, 55.0), "conv": (20.0, 100.0), "chain": (20.0, 100.0)}
+CALL_US = {"linear": (8.0, 55.0), "conv": (6.0, 40.0)}
 """What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
 
-Above what `benchmarks/layer_overhead.py` reads on two quiet AMD EPYC cores (7.8, 46.7, 16.5 and
-57.7 us, 2026-11-18): where the gain is not sure, the call stays PyTorch's.
+Above what `benchmarks/layer_overhead.py` reads on two AMD EPYC cores (7.8, 46.7, 4.4 and 30.7 us,
+2026-11-18, the last two beside other work): where the gain is not sure, the call stays PyTorch's.
 """
 
 
@@ -66,7 +66,7 @@ class Asked:
     """Everything about a call of a layer that decides."""
 
     kind: str
-    """`linear`, `conv` or `chain`, a convolution with what follows it."""
+    """`linear` or `conv`."""
     x: tuple[int, ...]
     w: tuple[int, ...]
     dtype: torch.dtype

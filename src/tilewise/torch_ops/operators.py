@@ -13,7 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
-from tilewise.torch_ops.library import define
+from tilewise.torch_ops.library import define, is_seen
 from tilewise.torch_ops.theirs import RESULTS, their_matmul
 
 _LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"
@@ -197,6 +197,31 @@ def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return dx, dw, db, dy if wants_residual else None, *[None] * 6
 
 
+def _conv_quick_run(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
+) -> Tensor:
+    if any(t is not None and t.is_neg() for t in (x, w, bias, residual)):
+        return _conv_run(x, w, bias, residual, after, *settings)
+    layer, fixed = _layer(settings)
+    return convolutions.convolution(x, w, bias, layer, fixed, residual=residual, activation=after)
+
+
+def _conv_quick_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    """Where gradients are not differentiated again, straight to the kernels."""
+    is_plain = type(dy) is Tensor and not dy.is_neg() and not is_seen()
+    if torch.is_grad_enabled() or not is_plain or ctx.activation not in ("none", "relu"):
+        return _conv_backward(ctx, dy)
+    x, w, y, _ = ctx.saved_tensors
+    wants_x, wants_w, wants_bias, wants_residual = ctx.needs_input_grad[:4]
+    if y is not None:
+        dy = dy * (y > 0)
+    layer, fixed = _layer(ctx.layer)
+    dx = convolutions.input_gradient(x.shape, w, dy, layer, fixed) if wants_x else None
+    dw = convolutions.weight_gradient(x, w.shape, dy, layer, fixed) if wants_w else None
+    db = dy.sum([0, *range(2, dy.dim())]) if wants_bias else None
+    return dx, dw, db, dy if wants_residual else None, *[None] * 6
+
+
 def _conv_theirs(
     x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
 ) -> Tensor:
@@ -251,6 +276,7 @@ convolution = define(
     _conv_save,
     _conv_backward,
     _conv_theirs,
+    (_conv_quick_run, _conv_quick_backward),
 )
 conv_input_gradient = define(
     f"conv_input_gradient(SymInt[] size, Tensor w, Tensor dy, {_LAYER}) -> Tensor",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -12,20 +13,33 @@ from torch.nn import functional
 
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
-from tilewise.errors import InputError
-from tilewise.ops.conv.infer import layout_of
-from tilewise.torch_ops import convolve, linear
+from tilewise.errors import InputError, ProblemError
+from tilewise.ops.conv.infer import layout_of, settings
+from tilewise.torch_ops import convolve, linear, operators
 from tilewise.torch_ops.calls import is_capturing
+from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.chains import fuse as fuse_chains
 from tilewise.torch_ops.chains import unfuse
-from tilewise.torch_ops.layers import ALWAYS, SERVED, THEIRS, Asked, Served, decide, theirs
-from tilewise.torch_ops.library import transform
+from tilewise.torch_ops.convolutions import Layer, convolution, is_known
+from tilewise.torch_ops.layers import (
+    ALWAYS,
+    SERVED,
+    THEIRS,
+    Asked,
+    Served,
+    decide,
+    needs_gradient,
+    theirs,
+)
+from tilewise.torch_ops.library import is_seen, transform
+from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.theirs import PLAIN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _is_traced = torch.compiler.is_dynamo_compiling
 _is_autocast = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
+_apply: Callable[..., Tensor] = operators.convolution.apply  # type: ignore[attr-defined]
 MOST = 256
 """Decisions that a layer keeps; inputs of ever new shapes cost a decision each."""
 
@@ -84,8 +98,8 @@ def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
         sizes = zip(x.shape[2:], sides[::2], sides[1::2], strict=True)
         common["x"] = (*x.shape[:2], *(n + low + high for n, low, high in sizes))
         padding = 0
-    settings = (layer.stride, padding, layer.dilation, layer.groups)
-    return Asked(kind="conv", layout=layout_of(view(x)), settings=settings, **common)
+    given = (layer.stride, padding, layer.dilation, layer.groups)
+    return Asked(kind="conv", layout=layout_of(view(x)), settings=given, **common)
 
 
 class Linear(nn.Linear):
@@ -110,12 +124,39 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     served = layer.__dict__[SERVED].get(key) or _served(layer, x, key)
     if not served.is_ours:
         return None
+    if layer.padding_mode == "zeros":
+        sizes = _sizes(w.shape, layer.stride, layer.padding, layer.dilation)
+        if sizes is not None and x.dtype in NATIVE and not is_seen() and is_known(x.device):
+            return _straight(key[6], x, w, bias, (*sizes, layer.groups))
     padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
         twice = layer._reversed_padding_repeated_twice
         x, padding = nn.functional.pad(x, twice, mode=layer.padding_mode), (0,) * rank
     given = (layer.stride, padding, layer.dilation, layer.groups)
     return convolve(rank, x, w, bias, *given, deterministic=False)
+
+
+@cache
+def _sizes(w: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Any:
+    """Stride, padding and dilation of each dimension; None where kernels take no such padding."""
+    try:
+        return settings(w, len(w) - 2, stride, padding, dilation)
+    except ProblemError:
+        return None
+
+
+def _straight(
+    cast: torch.dtype | None, x: Tensor, w: Tensor, bias: Tensor | None, layer: Layer
+) -> Tensor:
+    """What `convolve` comes to, once a layer has decided: its key has asked all the rest."""
+    if cast is not None:
+        x = x if x.dtype is cast else x.to(cast)
+        w = w if w.dtype is cast else CASTS.get(w, cast)
+        bias = bias if bias is None or bias.dtype is cast else CASTS.get(bias, cast)
+    if _is_grad_enabled() and needs_gradient(x, w, bias):
+        result: Tensor = _apply(x, w, bias, None, "none", *layer, False)
+        return result
+    return convolution(x.resolve_neg(), w.resolve_neg(), bias, layer)
 
 
 class Conv1d(nn.Conv1d):
