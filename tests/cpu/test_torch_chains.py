@@ -310,6 +310,18 @@ def test_hooks_see_their_layers() -> None:
     assert len(seen) == 1
 
 
+def test_layers_that_are_exchanged_later() -> None:
+    patched = tw.patch(network(), fuse=True, always=True).eval()
+    plain = network().eval()
+    with torch.no_grad():
+        patched(IMAGES)
+        for model in (plain, patched):
+            torch.manual_seed(5)
+            model[1] = nn.Identity()
+            model[3].conv1 = nn.Conv2d(8, 16, 3, 2, padding=1)
+        close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+
+
 def test_fused_models_are_copied_stored_and_undone() -> None:
     patched = tw.patch(network(), fuse=True, always=True)
     names = list(patched.state_dict())

@@ -121,7 +121,12 @@ def _after_convolution(
     if len(nodes) == 1:
         return None
     adds_in_place = addition is not None and addition.target is operator.iadd
-    chain = ConvChain(activation=activation or "none", in_place=(adds_in_place, in_place))
+    chain = ConvChain(
+        layer=type(_module(owner, node)),
+        norm=type(owner.get_submodule(norm) if norm else None),
+        activation=activation or "none",
+        in_place=(adds_in_place, in_place),
+    )
     return Found(
         nodes=tuple(nodes), chain=chain, layer=str(node.target), norm=norm, addition=addition
     )
@@ -132,7 +137,12 @@ def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) ->
     activation, in_place = _activation(owner, following)
     if following is None or not activation or not _may_wait([node], following, order):
         return None
-    chain = LinearChain(activation=activation, in_place=(False, in_place))
+    chain = LinearChain(
+        layer=type(_module(owner, node)),
+        norm=type(None),
+        activation=activation,
+        in_place=(False, in_place),
+    )
     return Found(nodes=(node, following), chain=chain, layer=str(node.target))
 
 

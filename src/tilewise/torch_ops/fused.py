@@ -50,13 +50,16 @@ class Chain(ABC):
 
     __name__ = "chain"
 
-    def __init__(self, *, activation: str, in_place: tuple[bool, bool]) -> None:
-        self.activation = activation
+    def __init__(
+        self, *, layer: type, norm: type, activation: str, in_place: tuple[bool, bool]
+    ) -> None:
+        self.activation, self._layer, self._norm = activation, layer, norm
         self._adds_in_place, self._activates_in_place = in_place
         self._runs: dict[Any, Run | None] = {}
 
     def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if type(x) in PLAIN and not is_seen() and not _has_hooks(layer, norm):
+        is_same = type(layer) is self._layer and type(norm) is self._norm  # nobody exchanged them
+        if type(x) in PLAIN and is_same and not is_seen() and not _has_hooks(layer, norm):
             key = _key(layer, norm, x, residual)
             try:
                 run = self._runs[key]
@@ -130,8 +133,8 @@ class LinearChain(Chain):
 class ConvChain(Chain):
     """A convolution, perhaps a BatchNorm, perhaps a residual, perhaps an activation."""
 
-    def __init__(self, *, activation: str, in_place: tuple[bool, bool]) -> None:
-        super().__init__(activation=activation, in_place=in_place)
+    def __init__(self, **links: Any) -> None:
+        super().__init__(**links)
         self._folds: dict[Any, Fold] = {}
 
     def find(
