@@ -310,6 +310,21 @@ def test_hooks_see_their_layers() -> None:
     assert len(seen) == 1
 
 
+def test_inference_mode_and_checkpoints_of_activations() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain, patched = small(), tw.patch(small(), fuse=True, always=True)
+    results = []
+    for model in (plain, patched):
+        checkpoint(model, IMAGES, use_reentrant=False).square().sum().backward()
+        with torch.inference_mode():
+            results.append([model.eval()(IMAGES).clone(), model[0].weight.grad])
+        with torch.no_grad():
+            results[-1].append(model(IMAGES))
+    for theirs, ours in zip(*results, strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_layers_that_are_exchanged_later() -> None:
     patched = tw.patch(network(), fuse=True, always=True).eval()
     plain = network().eval()

@@ -10,39 +10,36 @@ to see each layer by itself, is done layer by layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.autograd.graph import increment_version
 from torch.nn.modules import module as modules
 
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.ops.conv.infer import layout_of, settings
 from tilewise.torch_ops import convolutions, linear
-from tilewise.torch_ops.calls import allocator, is_capturing
-from tilewise.torch_ops.casting import CASTS
+from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
+from tilewise.torch_ops.folding import Fold
 from tilewise.torch_ops.layers import ALWAYS, SERVED, Asked, Served, decide, needs_gradient
-from tilewise.torch_ops.library import is_deterministic, is_seen
+from tilewise.torch_ops.library import is_seen
 from tilewise.torch_ops.norm_launch import Norm
 from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser, why_no_kernels
 from tilewise.torch_ops.products import ACTIVATE, IN_PLACE, NATIVE
 from tilewise.torch_ops.theirs import PLAIN
+from tilewise.torch_ops.trained import ALIGNMENT, CONVOLVE, Trained, stored
 
 Run = Callable[[Any, Any, Tensor, Tensor | None], Tensor]
 """Serves a chain: layer, norm or None, input, residual or None."""
 MOST = 256
 """Ways that a chain keeps; inputs of ever new shapes cost a decision each."""
-ALIGNMENT = 16
 _is_autocast = torch._C._is_any_autocast_enabled
 _has_global_hooks: Callable[[], bool] = modules._has_any_global_hook
-_CONVOLVE: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class Chain(ABC):
@@ -156,7 +153,7 @@ class ConvChain(Chain):
         served = _served(layer, asked, ", ".join(links))
         name, rank, kind, sizes = self.activation, call.rank, call.x.dtype, call.sizes
         fold = self._folds.setdefault((call.x.device, kind, call.layout), Fold(kind, call.layout))
-        convolve = _CONVOLVE[rank - 1]
+        convolve = CONVOLVE[rank - 1]
 
         def ours(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
@@ -166,7 +163,7 @@ class ConvChain(Chain):
         def in_one_pass(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, _, stats = fold.get(layer, norm)
             z = convolve(x if x.dtype is kind else x.to(kind), w, None, *sizes)
-            return passes.apply(_stored(z, strides), stats, residual)
+            return passes.apply(stored(z, strides), stats, residual)
 
         def theirs(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
@@ -216,7 +213,8 @@ class ConvChain(Chain):
             has_sums=gives_sums,
         )
         bound = normaliser(own, call.shape, strides, call.x)
-        return Trained(call, bound, strides, is_ours=served.is_ours), served
+        chain = Trained(call.x, call.sizes, bound, strides, is_ours=served.is_ours)
+        return chain, served
 
     def _links(self, call: Given) -> tuple[str, ...]:
         added = () if call.residual is None else ("addition",)
@@ -336,145 +334,3 @@ def _has_hooks(*layers: Any) -> bool:
         ):
             return True
     return _has_global_hooks()
-
-
-class Fold:
-    """A convolution's filter and bias with the BatchNorm after it in them, kept while they last."""
-
-    def __init__(self, kind: torch.dtype, layout: str) -> None:
-        self._kind, self._layout = kind, layout
-        self._sign: Any = None
-        self._held: tuple[Tensor, Tensor | None, Tensor] | None = None
-
-    def get(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Filter, bias, and the bias as the statistics of one pass over the result."""
-        parts = [layer.weight, layer.bias]
-        if norm is not None:
-            parts += [norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps]
-        sign = [
-            part
-            if not isinstance(part, Tensor)
-            else (part.data_ptr(), 0 if part.is_inference() else part._version)
-            for part in parts
-        ]
-        if self._held is None or sign != self._sign:
-            self._sign, self._held = sign, self._folded(layer, norm)
-        return self._held
-
-    @torch.no_grad()
-    def _folded(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-        weight, bias = layer.weight.float(), layer.bias
-        shift = torch.zeros(len(weight), device=weight.device) if bias is None else bias.float()
-        if norm is not None:
-            scale = (norm.running_var.float() + norm.eps).rsqrt()
-            scale = scale if norm.weight is None else scale * norm.weight.float()
-            shift = (shift - norm.running_mean.float()) * scale
-            shift = shift if norm.bias is None else shift + norm.bias.float()
-            weight = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
-        strides = dense_strides(weight.shape, self._layout)
-        w = weight.new_empty_strided(weight.shape, strides, dtype=self._kind).copy_(weight)
-        stats = torch.stack((shift, shift, torch.ones_like(shift), shift))
-        is_bare = norm is None and bias is None
-        return w, None if is_bare else shift.to(self._kind), stats
-
-
-class Trained:
-    """A convolution, a BatchNorm in training and what follows, ready for tensors like a call's."""
-
-    def __init__(self, call: Given, bound: Any, strides: Sequence[int], *, is_ours: bool) -> None:
-        self.bound, self.strides, self.is_ours, self.sizes = bound, strides, is_ours, call.sizes
-        self._kind = call.x.dtype
-        self._convolve = _CONVOLVE[call.rank - 1]
-        stride, padding, dilation, groups = call.sizes
-        zeros = [0] * call.rank
-        self._lists = (list(stride), list(padding), list(dilation), False, zeros, groups)
-        norm: Norm = bound.norm
-        self._tracks, self._writes_unseen = bool(norm.running), isinstance(bound, TritonNorm)
-        self._sums = None
-        if norm.has_sums:
-            size = (2, norm.channels)
-            self._sums = allocator(size, (norm.channels, 1), torch.float32, call.x.device)
-
-    def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
-        kind, weight = self._kind, layer.weight
-        if x.dtype is not kind:
-            x = x.to(kind)
-        if weight.dtype is not kind:
-            weight = CASTS.get(weight, kind)
-        buffers: tuple[Tensor | None, ...] = ()
-        if self._tracks:
-            buffers = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-        if torch.is_grad_enabled():
-            result: Tensor = _Trained.apply(  # type: ignore[no-untyped-call]
-                x, weight, norm.weight, norm.bias, residual, self, buffers
-            )
-            return result
-        return self.forward(x, weight, norm.weight, norm.bias, residual, buffers)[1]
-
-    def forward(
-        self,
-        x: Tensor,
-        w: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        residual: Tensor | None,
-        buffers: Sequence[Tensor | None],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What was normalised, the result, and the statistics."""
-        sums = None
-        if self._sums is not None:
-            sums = self._sums()
-            z = convolutions.convolution_with_sums(x, w, sums, self.sizes)
-        elif self.is_ours:
-            z = convolutions.convolution(x, w, None, self.sizes)
-        else:
-            z = self._convolve(x, w, None, *self.sizes)
-        z = _stored(z, self.strides)
-        y, stats = self.bound.forward(z, sums, residual, gamma, beta, buffers=buffers)
-        if self._writes_unseen and buffers:
-            increment_version([buffer for buffer in buffers if buffer is not None])
-        return z, y, stats
-
-    def backward(self, saved: Sequence[Any], dy: Tensor, needs: Sequence[bool]) -> tuple[Any, ...]:
-        x, w, gamma, z, y, stats = saved
-        dy = _stored(dy, self.strides)
-        dz, dresidual, dgamma, dbeta = self.bound.backward(dy, z, y, stats, gamma, needs[4])
-        dx = dw = None
-        if not self.is_ours:
-            dx, dw, _ = torch.ops.aten.convolution_backward.default(
-                dz, x, w, None, *self._lists, [needs[0], needs[1], False]
-            )
-        else:
-            fixed = is_deterministic()
-            if needs[0]:
-                dx = convolutions.input_gradient(x.shape, w, dz, self.sizes, fixed)
-            if needs[1]:
-                dw = convolutions.weight_gradient(x, w.shape, dz, self.sizes, fixed)
-        return dx, dw, dgamma, dbeta, dresidual, None, None
-
-
-class _Trained(torch.autograd.Function):
-    """A chain in training as one node."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, *given: Any) -> Tensor:
-        gamma, beta, residual, chain, buffers = given
-        z, y, stats = chain.forward(x, w, gamma, beta, residual, buffers)
-        ctx.chain = chain
-        # What was normalised is kept, the result only where relu's slope is read off it: the next
-        # layer keeps that anyway.
-        kept = y if chain.bound.norm.reads_result else None
-        ctx.save_for_backward(x, w, gamma, z, kept, stats)
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        return ctx.chain.backward(ctx.saved_tensors, dy, ctx.needs_input_grad)
-
-
-def _stored(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A tensor as kernels read it: packed in the result's layout, at a multiple of 16 bytes."""
-    if tensor.stride() == strides and not tensor.data_ptr() % ALIGNMENT:
-        return tensor
-    return tensor.new_empty_strided(tuple(tensor.shape), tuple(strides)).copy_(tensor)
