@@ -14,7 +14,11 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
+import torch
+from driver_stub import Stub, install, number
+
 from tilewise.core.arch import load_arch
+from tilewise.engines.gpu.bound import BoundLaunch
 from tilewise.engines.gpu.build import compile_step
 from tilewise.engines.gpu.objects import over_limit
 from tilewise.torch_ops import norm_launch
@@ -112,3 +116,30 @@ def test_a_reduction_fills_the_device_and_no_more() -> None:
     assert blocks >= norm_launch.BLOCKS * arch.compute_units
     assert small.slices(arch) == small.tiles
     assert small.width % norm_launch.COLUMNS == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(NORMS))
+def test_launches_pass_what_the_objects_take(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a driver that writes down what it is asked for; sizes of parameters are compared first."""
+    stub, norm, arch = Stub(tmp_path), NORMS[case], load_arch("sm_90")
+    install(stub, monkeypatch)
+    for launch, order in (
+        (norm_launch.forward(norm, arch), norm.forward_order),
+        (
+            norm_launch.backward(norm, arch, norm.has_residual),
+            norm.backward_order(norm.has_residual),
+        ),
+    ):
+        stub.forget()
+        bound = BoundLaunch(launch, arch, "BatchNorm", order)
+        addresses = [4096 * (1 + at) for at in range(len(order))]
+        bound.start(addresses, torch.empty(launch.workspace_bytes, dtype=torch.uint8))
+        launched = stub.launches()
+        assert len(launched) == len(launch.steps)
+        last = [number(text) for text in launched[-1]["parameters"]]
+        result = addresses[0]
+        assert result in last
+        assert norm.pixels * norm.channels in last
