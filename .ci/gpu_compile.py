@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles one Triton kernel of each family for every GPU we claim, on a machine without one.
+"""Compiles a Triton kernel of each family for every GPU we claim, on a machine without one.
 
     .ci/gpu_compile.py                   under the Triton that is installed
     .ci/gpu_compile.py --triton 3.6.0    under another, fetched beside the environment if need be
 
-A family's kernels that come from different functions count as different. Exits 1 where one does
-not compile or is over a limit; done with a word where the other Triton cannot be fetched.
+A family's kernels that come from different functions count as different; those of BatchNorm, which
+are of no op, come along. Exits 1 where one does not compile or is over a limit; done with a word
+where the other Triton cannot be fetched.
 """
 
 from __future__ import annotations
@@ -64,23 +65,40 @@ def representatives(name: str) -> list[Any]:
     return list(found.values())
 
 
+def norm_sources(arch: Any) -> list[Any]:
+    """The kernels of BatchNorm, with all that can follow it."""
+    from tilewise.torch_ops import norm_launch
+
+    norm = norm_launch.Norm(
+        pixels=4096, channels=96, dtype="bf16", parameters="fp32", running="fp32", is_tracked=True,
+        has_residual=True, activation="relu",
+    )  # fmt: skip
+    launches = (norm_launch.forward(norm, arch), norm_launch.backward(norm, arch, True))
+    return [source for launch in launches for source in launch.sources]
+
+
 def _compile_all() -> int:
     from importlib.metadata import version
 
     from tilewise.core.arch import load_arch
     from tilewise.engines import get_engine
+    from tilewise.engines.gpu.build import compile_ahead
 
     failed = 0
     for name in ARCHS:
         start = time.monotonic()
-        builds = get_engine("triton").build(representatives(name), load_arch(name))
+        arch = load_arch(name)
+        builds = get_engine("triton").build(representatives(name), arch)
         bad = [build for build in builds if build.status != "ok"]
-        failed += len(bad)
+        norms = compile_ahead(norm_sources(arch), name)
+        failed += len(bad) + len(norms)
         took = time.monotonic() - start
         told = f"{len(builds) - len(bad)} of {len(builds)} kernels compile in {took:.0f} s"
         print(f"Triton {version('triton')}, {name}: {told}", flush=True)
         for build in bad:
             print(f"  {build.kernel.name}: {build.status}: {build.message.strip()}")
+        for line in norms:
+            print(f"  BatchNorm: {line}")
     return 1 if failed else 0
 
 

@@ -2,12 +2,17 @@
 """Whole models, PyTorch's own against patched ones: what a user feels.
 
 usage: python benchmarks/whole_models.py [--only TEXT] [--modes eager,graph,compile,max-autotune]
-                                         [--batch 64] [--tasks inference,training] [--json]
+                                         [--batch 64,256] [--tasks inference,training]
+                                         [--sides patched,fused,always] [--layers] [--json]
 
-Each model runs twice in one process, as PyTorch made it and after `tilewise.patch`, in turns.
-Vision models are channels-last in bf16 (training: autocast with fp32 weights). The ratio is
-PyTorch's time over ours. Beside it: the first step of each (start-up), peak memory, and how far
-results are apart.
+Each model runs several times in one process, in turns: as PyTorch made it, after `tilewise.patch`
+(`patched`), and after `tilewise.patch(fuse=True)` (`fused`); `always` is fused with tilewise
+serving whatever it can. Vision models are channels-last in bf16 (training: autocast with fp32
+weights). The ratio is PyTorch's time over ours. Beside it: the first step (start-up), peak memory
+beyond the weights, and how far results are apart. `--layers` tells who serves each layer.
+
+Vision models, inference and training, plain, patched and fused:
+    python benchmarks/whole_models.py --modes eager,graph --batch 64,256
 """
 
 from __future__ import annotations
@@ -17,14 +22,20 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ROUNDS, STEPS = 6, 5
 MODES = ("eager", "graph", "compile", "max-autotune")
 TASKS = ("inference", "training")
+SIDES: dict[str, dict[str, bool]] = {
+    "patched": {},
+    "fused": {"fuse": True},
+    "always": {"fuse": True, "always": True},
+}
+"""What `tilewise.patch` is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +52,28 @@ class Case:
 
 
 @dataclass(kw_only=True)
+class Times:
+    """Of one side."""
+
+    ms: float
+    first_s: float
+    memory_gb: float
+    ratio: float = 1.0
+    """PyTorch's time over this one's."""
+    spread: float = 0.0
+    """Of the ratio from round to round, relatively."""
+    apart: float = 0.0
+    """Largest difference of results over the largest result."""
+
+
+@dataclass(kw_only=True)
 class Row:
     model: str
     task: str
     mode: str
     batch: int
-    torch_ms: float = 0.0
-    tilewise_ms: float = 0.0
-    ratio: float = 0.0
-    spread: float = 0.0
-    """Of the ratio from round to round, relatively."""
-    torch_first_s: float = 0.0
-    tilewise_first_s: float = 0.0
-    torch_memory_gb: float = 0.0
-    tilewise_memory_gb: float = 0.0
-    apart: float = 0.0
-    """Largest difference of results over the largest result."""
+    torch: Times | None = None
+    sides: dict[str, Times] = field(default_factory=dict)
     failed: str = ""
 
 
@@ -224,6 +241,7 @@ class Side:
         self.inputs = inputs
         step = stepper(model, case, task, mode)
         torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
         start = time.perf_counter()
         self.result = step(*inputs).float().clone()
         torch.cuda.synchronize()
@@ -232,7 +250,7 @@ class Side:
         for _ in range(3):
             step(*inputs)
         torch.cuda.synchronize()
-        self.memory_gb = torch.cuda.max_memory_allocated() / 1e9
+        self.memory_gb = (torch.cuda.max_memory_allocated() - before) / 1e9
         self.call: Callable[[], Any] = lambda: step(*inputs)
         if mode == "graph":
             self.call = self._captured()
@@ -263,12 +281,11 @@ class Side:
         return 1000 * (time.perf_counter() - start) / STEPS
 
 
-def run(case: Case, task: str, mode: str, batch: int) -> Row:
+def run(case: Case, task: str, mode: str, batch: int, names: Sequence[str], tell: bool) -> Row:
     import torch
 
     import tilewise
 
-    row = Row(model=case.name, task=task, mode=mode, batch=batch)
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     torch._dynamo.reset()
@@ -280,36 +297,55 @@ def run(case: Case, task: str, mode: str, batch: int) -> Row:
     inputs = case.feed(batch)
     if task == "inference":
         inputs = tuple(x.to(torch.bfloat16) for x in inputs)
-    ours = tilewise.patch(deepcopy(model))
+    models = [model, *(tilewise.patch(deepcopy(model), **SIDES[name]) for name in names)]
     sides = []
-    for one in (model, ours):
+    for one in models:
         if mode == "compile":  # a side compiles when it is made
-            tilewise.choose_in_compile(one is ours)
+            tilewise.choose_in_compile(one is not model)
         sides.append(Side(one, case, task, mode, inputs))
-    largest = sides[0].result.abs().max().clamp(min=1e-30)
-    row.apart = float((sides[0].result - sides[1].result).abs().max() / largest)
-    row.torch_first_s, row.tilewise_first_s = (side.first_s for side in sides)
-    row.torch_memory_gb, row.tilewise_memory_gb = (side.memory_gb for side in sides)
-    times: list[list[float]] = [[], []]
+    times: list[list[float]] = [[] for _ in sides]
     for turn in range(ROUNDS):
-        for index in (0, 1) if turn % 2 == 0 else (1, 0):
+        order = range(len(sides))
+        for index in order if turn % 2 == 0 else reversed(order):
             times[index].append(sides[index].time_ms())
-    row.torch_ms, row.tilewise_ms = map(statistics.median, times)
-    ratios = sorted(a / b for a, b in zip(*times, strict=True))
-    row.ratio = statistics.median(ratios)
-    row.spread = (ratios[-1] - ratios[0]) / row.ratio
+    if tell:
+        print(tilewise.layers(models[-1]), file=sys.stderr)
+    taken = zip(sides, times, strict=True)
+    first, *rest = (compared(side, of_side, sides[0], times[0]) for side, of_side in taken)
+    row = Row(model=case.name, task=task, mode=mode, batch=batch, torch=first)
+    row.sides = dict(zip(names, rest, strict=True))
     return row
+
+
+def compared(side: Side, taken: list[float], plain: Side, plainly: list[float]) -> Times:
+    """One side's figures beside PyTorch's."""
+    ratios = sorted(a / b for a, b in zip(plainly, taken, strict=True))
+    middle = statistics.median(ratios)
+    largest = plain.result.abs().max().clamp(min=1e-30)
+    return Times(
+        ms=statistics.median(taken),
+        first_s=side.first_s,
+        memory_gb=side.memory_gb,
+        ratio=middle,
+        spread=(ratios[-1] - ratios[0]) / middle,
+        apart=float((side.result - plain.result).abs().max() / largest),
+    )
 
 
 def shown(row: Row) -> str:
     name = f"{row.model:16} {row.task:9} {row.mode:12} {row.batch:4}"
-    if row.failed:
+    if row.failed or row.torch is None:
         return f"{name}  failed: {row.failed}"
-    return (
-        f"{name}  {row.torch_ms:8.2f} {row.tilewise_ms:8.2f} ms  {row.ratio:6.3f} "
-        f"+-{row.spread:5.1%}  first {row.torch_first_s:5.1f} {row.tilewise_first_s:5.1f} s  "
-        f"memory {row.torch_memory_gb:5.1f} {row.tilewise_memory_gb:5.1f} GB  apart {row.apart:.1e}"
+    head = (
+        f"{name}  PyTorch {row.torch.ms:8.2f} ms  first {row.torch.first_s:5.1f} s  "
+        f"memory {row.torch.memory_gb:5.1f} GB"
     )
+    lines = [
+        f"{'':44}  {side:7} {t.ms:8.2f} ms  first {t.first_s:5.1f} s  memory {t.memory_gb:5.1f} GB"
+        f"  {t.ratio:6.3f} +-{t.spread:5.1%}  apart {t.apart:.1e}"
+        for side, t in row.sides.items()
+    ]
+    return "\n".join((head, *lines))
 
 
 def arguments() -> argparse.Namespace:
@@ -317,18 +353,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--modes", default="eager,graph,compile")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--batch", type=int, default=64, help="images of a step")
+    parser.add_argument("--batch", default="64", help="images of a step, several by commas")
+    parser.add_argument("--sides", default="patched,fused", help="what stands beside PyTorch's")
+    parser.add_argument("--layers", action="store_true", help="who serves each, of the last side")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
 def main() -> int:
     args = arguments()
-    modes, tasks = args.modes.split(","), args.tasks.split(",")
-    for what, given, known in (("--modes", modes, MODES), ("--tasks", tasks, TASKS)):
+    modes, tasks, sides = (text.split(",") for text in (args.modes, args.tasks, args.sides))
+    asked = (("--modes", modes, MODES), ("--tasks", tasks, TASKS), ("--sides", sides, tuple(SIDES)))
+    for what, given, known in asked:
         if set(given) - set(known):
             print(f"whole_models: {what} takes {','.join(known)}", file=sys.stderr)
             return 2
+    if not all(text.isdecimal() for text in args.batch.split(",")):
+        print("whole_models: --batch takes numbers, by commas", file=sys.stderr)
+        return 2
+    batches = tuple(map(int, args.batch.split(",")))
     try:
         import torch
 
@@ -344,9 +387,9 @@ def main() -> int:
             continue
         for task in (t for t in case.tasks if t in tasks):
             for mode in modes:
-                for batch in case.batches or (args.batch,):
+                for batch in case.batches or batches:
                     try:
-                        row = run(case, task, mode, batch)
+                        row = run(case, task, mode, batch, sides, args.layers)
                     except Exception as error:  # one model's failure is a row, not the end
                         row = Row(model=case.name, task=task, mode=mode, batch=batch)
                         row.failed = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"

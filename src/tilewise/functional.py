@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -56,17 +57,15 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     """x Wᵀ + b for x [..., K] and weight [N, K], then `relu`, `gelu` or `silu` if asked."""
     if not isinstance(x, np.ndarray):
         return (_torch_ops or _of_tensors(x, weight)).linear(x, weight, bias, activation)
-    if activation not in (None, "none", "relu"):
-        raise TensorError(f"activation is {activation!r}; arrays take 'relu', tensors more")
-    if bias is None:
-        result = matmul(x, _array("weight", weight).T)
-    else:
-        _check_bias(bias, x, _array("weight", weight).shape[:1])
-        wide = partial(run_matmul, out_dtype=_wide(x))
-        result = product_of_any(x, weight.T, wide) + bias
-    if activation == "relu":
-        np.maximum(result, 0, out=result)
-    return result if bias is None else result.astype(bias.dtype, copy=False)
+    activate = _activation(activation)
+    if bias is None and activate is None:
+        return matmul(x, _array("weight", weight).T)
+    wide = partial(run_matmul, out_dtype=_wide(x, bias))
+    result = product_of_any(x, _array("weight", weight).T, wide)
+    if bias is not None:
+        _check_array("bias", bias, x, weight.shape[:1])
+        result = result + bias
+    return _finished(result, x, bias, activate)
 
 
 def scaled_matmul(
@@ -87,12 +86,19 @@ def conv1d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    activation: str | None = None,
+    residual: Any = None,
     out: Any = None,
     deterministic: bool = False,
 ) -> Any:
-    """x [N, C, W] convolved with w [K, C / groups, X]; settings mean what they do in PyTorch."""
+    """x [N, C, W] convolved with w [K, C / groups, X]; settings mean what they do in PyTorch.
+
+    The result is activation(sum + bias + residual), rounded once where a kernel of ours serves;
+    activations are `relu`, `gelu` and `silu`, and a residual is a tensor like the result.
+    """
     layer = _layer(stride, padding, dilation, groups)
-    return _convolve(1, x, w, bias, layer, out, deterministic)
+    after = (bias, residual, activation)
+    return _convolve(1, x, w, after, layer, out, deterministic)
 
 
 def conv2d(
@@ -104,12 +110,15 @@ def conv2d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    activation: str | None = None,
+    residual: Any = None,
     out: Any = None,
     deterministic: bool = False,
 ) -> Any:
     """x [N, C, H, W] convolved with w [K, C / groups, Y, X]; settings as in `conv1d`."""
     layer = _layer(stride, padding, dilation, groups)
-    return _convolve(2, x, w, bias, layer, out, deterministic)
+    after = (bias, residual, activation)
+    return _convolve(2, x, w, after, layer, out, deterministic)
 
 
 def conv3d(
@@ -121,12 +130,15 @@ def conv3d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    activation: str | None = None,
+    residual: Any = None,
     out: Any = None,
     deterministic: bool = False,
 ) -> Any:
     """x [N, C, D, H, W] convolved with w [K, C / groups, Z, Y, X]; settings as in `conv1d`."""
     layer = _layer(stride, padding, dilation, groups)
-    return _convolve(3, x, w, bias, layer, out, deterministic)
+    after = (bias, residual, activation)
+    return _convolve(3, x, w, after, layer, out, deterministic)
 
 
 def conv_input_gradient(
@@ -175,13 +187,46 @@ def _array(name: str, given: Any) -> Any:
     return given
 
 
-def _check_bias(bias: Any, x: Any, shape: tuple[int, ...]) -> None:
+def _check_array(name: str, given: Any, x: Any, shape: tuple[int, ...]) -> None:
     """Raises where an array cannot be added to results of `x`'s layer."""
-    of, wanted = view(_array("bias", bias)), _result_dtype(x)
+    of, wanted = view(_array(name, given)), _result_dtype(x)
     if of.shape != shape or of.dtype != wanted:
         raise TensorError(
-            f"bias is {of.dtype} of shape {of.shape}; pass an array of {wanted} and shape {shape}"
+            f"{name} is {of.dtype} of shape {of.shape}; pass an array of {wanted} and shape {shape}"
         )
+
+
+def _activation(name: str | None) -> Callable[[Any], Any] | None:
+    """What is done to an array last, or None."""
+    known = {None: None, "none": None, "relu": _relu, "gelu": _gelu, "silu": _silu}
+    if name not in known:
+        raise TensorError(f"activation is {name!r}; use one of none, relu, gelu, silu")
+    return known[name]
+
+
+def _relu(x: Any) -> Any:
+    return np.maximum(x, 0)
+
+
+def _gelu(x: Any) -> Any:
+    return x * (0.5 + 0.5 * np.vectorize(erf, otypes=[x.dtype])(x * 0.5**0.5))
+
+
+def _silu(x: Any) -> Any:
+    with np.errstate(over="ignore"):  # far below zero the result is zero, as it should be
+        return x / (1 + np.exp(-x))
+
+
+def _finished(result: Any, x: Any, added: Any, activate: Callable[[Any], Any] | None) -> Any:
+    """Activated, then rounded to what results of `x`'s layer are, as what was `added` is."""
+    if activate is not None:
+        result = activate(result)
+    kind = x.dtype if added is None else added.dtype
+    return result.astype(kind, copy=False) if added is not None or _is_half(x) else result
+
+
+def _is_half(x: Any) -> bool:
+    return view(x).dtype in ("fp16", "bf16")
 
 
 def _result_dtype(x: Any) -> str:
@@ -189,10 +234,11 @@ def _result_dtype(x: Any) -> str:
     return dtype(view(x).dtype).result
 
 
-def _wide(x: Any) -> str:
-    """What sums of `x`'s layer stay in until a bias is added: narrow floats round only then."""
+def _wide(x: Any, added: Any) -> str:
+    """What sums of `x`'s layer stay in until all is done to them: narrow floats round only then."""
     wanted = _result_dtype(x)
-    return "fp32" if wanted in ("fp16", "bf16") else wanted
+    is_rounded = _is_half(x) or added is not None
+    return "fp32" if is_rounded and wanted in ("fp16", "bf16") else wanted
 
 
 def _layer(stride: Sizes, padding: Padding, dilation: Sizes, groups: int) -> dict[str, Any]:
@@ -228,21 +274,33 @@ def _into(out: Any, result: Any, **operands: Any) -> Any:
 
 
 def _convolve(
-    rank: int, x: Any, w: Any, bias: Any, layer: dict[str, Any], out: Any, deterministic: bool
+    rank: int,
+    x: Any,
+    w: Any,
+    after: tuple[Any, Any, str | None],
+    layer: dict[str, Any],
+    out: Any,
+    deterministic: bool,
 ) -> Any:
+    bias, residual, activation = after
     if is_torch(x) or is_torch(w):
+        given = layer | {"deterministic": deterministic, "activation": activation}
         if out is None:
-            return _tensors().convolve(rank, x, w, bias, **layer, deterministic=deterministic)
-        settings = layer | {"deterministic": deterministic}
-        return _tensors().convolve_into(out, rank, x, w, bias, **settings)
+            return _tensors().convolve(rank, x, w, bias, residual=residual, **given)
+        return _tensors().convolve_into(out, rank, x, w, bias, residual, **given)
     if len(view(x).shape) != rank + 2:
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
-    problem = infer(x, w, **layer)
-    if bias is None:
+    problem, activate = infer(x, w, **layer), _activation(activation)
+    if bias is None and residual is None and activate is None:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
-    _check_bias(bias, x, (problem.k,))
-    wide = replace(problem, out_dtype=_wide(x))
+    added = residual if bias is None else bias
+    wide = replace(problem, out_dtype=_wide(x, added))
     result = run_conv(wide, x, w, deterministic=deterministic)
-    result += bias.reshape((1, -1, *(1,) * rank))
-    result = result.astype(bias.dtype, copy=False)
-    return result if out is None else _into(out, result, x=x, w=w, bias=bias)
+    if bias is not None:
+        _check_array("bias", bias, x, (problem.k,))
+        result += bias.reshape((1, -1, *(1,) * rank))
+    if residual is not None:
+        _check_array("residual", residual, x, result.shape)
+        result += residual
+    result = _finished(result, x, added, activate)
+    return result if out is None else _into(out, result, x=x, w=w, bias=bias, residual=residual)

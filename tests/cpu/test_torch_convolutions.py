@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from leaves import leaf
+from fusing import fused  # noqa: F401  # a fixture
+from leaves import gradients, leaf
 from torch.nn import functional
 
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
+from tilewise.ops.conv.epilogue import Epilogue
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -43,3 +46,109 @@ def test_convolutions_without_a_batch_and_uneven_same(rank: int) -> None:
     close(ours(x[None], w, **one), theirs_(x[None], w, **each, dilation=2))
     with pytest.raises(tw.TilewiseError, match="groups is 0; it must be at least 1"):
         ours(x[None], w, groups=0)
+
+
+def layer(rank: int) -> tuple[Any, ...]:
+    """Input, filter, bias and residual of a strided layer in two groups."""
+    size, out = (9, 8, 7)[:rank], (5, 4, 4)[:rank]
+    x, w = torch.randn(2, 6, *size), torch.randn(4, 3, *[3] * rank)
+    return x, w, torch.randn(4), torch.randn(2, 4, *out)
+
+
+SETTINGS: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 2}
+ACTIVATIONS: dict[str | None, Any] = {
+    None: lambda z: z,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+
+
+def by_pytorch(activation: str | None, x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    convolve = getattr(functional, f"conv{x.dim() - 2}d")
+    result = convolve(x, w, bias, **SETTINGS)
+    return ACTIVATIONS[activation](result if residual is None else result + residual)
+
+
+def by_us(activation: str | None, x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    convolve = getattr(tw, f"conv{x.ndim - 2}d")
+    return convolve(x, w, bias, **SETTINGS, activation=activation, residual=residual)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_is_done_to_a_result(rank: int, activation: str | None, is_last: bool) -> None:
+    x, w, bias, residual = layer(rank)
+    if is_last:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    for b, r in ((bias, residual), (None, residual), (bias, None), (None, None)):
+        expected = by_pytorch(activation, x, w, b, r)
+        for _ in range(2):  # chosen, remembered
+            close(by_us(activation, x, w, b, r), expected, rtol=1e-4, atol=1e-5)
+        arrays = [None if t is None else t.numpy() for t in (x, w, b, r)]
+        result = torch.from_numpy(by_us(activation, *arrays))
+        close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_gradients_of_what_is_done_to_a_result(activation: str | None) -> None:
+    given = layer(2)
+    ours = gradients(partial(by_us, activation), *given)
+    for one, other in zip(ours, gradients(partial(by_pytorch, activation), *given), strict=True):
+        close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_all_that_is_done_to_halves_rounds_once() -> None:
+    x, w, bias, residual = (t.bfloat16() for t in layer(2))
+    exact = by_pytorch("silu", *(t.double() for t in (x, w, bias, residual)))
+    result = by_us("silu", x, w, bias, residual)
+    assert result.dtype == torch.bfloat16
+    close(result.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_kernels_are_given_what_to_fuse(fused: list[Epilogue]) -> None:  # noqa: F811
+    seen = fused
+    x, w, bias, residual = layer(2)
+    last = residual.to(memory_format=torch.channels_last)  # not as the result is stored
+    for given in ((x, w, bias, residual), (x, w, None, last), (x, w, bias[::1], None)):
+        for _ in range(2):
+            close(by_us("relu", *given), by_pytorch("relu", *given), rtol=1e-4, atol=1e-5)
+    asked = [(e.bias, e.residual, e.activation) for e in seen]
+    assert asked == [
+        *[(True, True, "relu")] * 2,
+        *[(False, True, "relu")] * 2,
+        *[(True, False, "relu")] * 2,
+    ]
+    seen.clear()
+    leaves = [t.clone().requires_grad_() for t in (x, w, bias, residual)]
+    by_us("relu", *leaves).sum().backward()  # fused with gradients, too
+    assert seen[0] == Epilogue(bias=True, residual=True, activation="relu")
+
+
+def test_what_is_added_must_fit() -> None:
+    x, w, bias, residual = layer(2)
+    with pytest.raises(tw.TilewiseError, match=r"residual has shape .* the result's, \(2, 4, 5"):
+        by_us(None, x, w, bias, residual[:1])
+    with pytest.raises(tw.TilewiseError, match=r"residual is fp32 of shape \(1, 4, 5, 4\)"):
+        by_us(None, *(t.numpy() for t in (x, w, bias, residual[:1])))
+    for given in ((x, w, bias, residual), [t.numpy() for t in (x, w, bias, residual)]):
+        with pytest.raises(tw.TilewiseError, match="activation is 'tanh'; use one of"):
+            by_us("tanh", *given)
+
+
+def test_into_a_tensor_of_the_caller() -> None:
+    x, w, bias, residual = layer(2)
+    out = torch.empty_like(residual)
+    after: dict[str, Any] = {"activation": "relu", "residual": residual}
+    assert tw.conv2d(x, w, bias, **SETTINGS, **after, out=out) is out
+    close(out, by_pytorch("relu", x, w, bias, residual), rtol=1e-4, atol=1e-5)
+    with pytest.raises(tw.TilewiseError, match="out shares memory with residual"):
+        tw.conv2d(x, w, bias, **SETTINGS, **after, out=residual)
+
+
+def test_compiled_convolutions_keep_what_is_fused() -> None:
+    torch._dynamo.reset()
+    x, w, bias, residual = layer(2)
+    compiled = torch.compile(partial(by_us, "relu"), fullgraph=True, backend="aot_eager")
+    close(compiled(x, w, bias, residual), by_pytorch("relu", x, w, bias, residual))

@@ -136,7 +136,7 @@ ASKED: dict[str, Any] = {
 
 def expected(monkeypatch: pytest.MonkeyPatch, *times: tuple[float | None, float, bool]) -> None:
     told = iter(times)
-    monkeypatch.setattr(layers, "_expected_us", lambda problem, arch: next(told))
+    monkeypatch.setattr(layers, "_expected_us", lambda problem, saved, arch: next(told))
 
 
 def test_gains_must_pay_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

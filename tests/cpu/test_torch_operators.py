@@ -39,11 +39,13 @@ def operators() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "batched matmul": (OPS.matmul.default, (leaf(3, 5, 7), leaf(3, 7, 6), False)),
         "linear": (OPS.linear.default, (leaf(2, 5, 7), leaf(6, 7), leaf(6), "none")),
         "activated": (OPS.linear.default, (leaf(5, 7), leaf(6, 7), None, "gelu")),
-        "convolution": (OPS.convolution.default, (x, w, leaf(6), *LAYER)),
+        "convolution": (OPS.convolution.default, (x, w, leaf(6), None, "none", *LAYER)),
         "channels last": (
             OPS.convolution.default,
-            (x.detach().to(memory_format=torch.channels_last), w, None, *LAYER),
+            (x.detach().to(memory_format=torch.channels_last), w, None, None, "none", *LAYER),
         ),
+        "residual": (OPS.convolution.default, (x, w, leaf(6), dy, "relu", *LAYER)),
+        "activated convolution": (OPS.convolution.default, (x, w, None, dy, "silu", *LAYER)),
         "input gradient": (OPS.conv_input_gradient.default, ([2, 4, 9, 8], w, dy, *LAYER)),
         "weight gradient": (OPS.conv_weight_gradient.default, (x, [6, 2, 3, 2], dy, *LAYER)),
         "scaled": (
@@ -67,7 +69,7 @@ def test_operators_exist() -> None:
     "name",
     [
         *("matmul", "batched matmul", "linear", "activated", "convolution", "channels last"),
-        *("input gradient", "weight gradient", "scaled"),
+        *("residual", "activated convolution", "input gradient", "weight gradient", "scaled"),
     ],
 )
 def test_operators_pass_opcheck(name: str) -> None:
@@ -79,7 +81,11 @@ def test_operators_pass_opcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["matmul", "linear", "activated", "convolution", "input gradient", "weight gradient"]
+    "name",
+    [
+        *("matmul", "linear", "activated", "convolution", "residual", "activated convolution"),
+        *("input gradient", "weight gradient"),
+    ],
 )
 def test_gradients_of_gradients(name: str) -> None:
     """In float64, where PyTorch computes the values and the formulas are tilewise's."""

@@ -15,7 +15,7 @@ from tilewise.engines.gpu.triton_build import said
 from tilewise.ops.launch import Launch, Pointer, Scratch, Source, Step, Zero
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-FLAGS = {"i32": torch.int32}
+FLAGS = {"i32": torch.int32, "i64": torch.int64}
 GUARD = 4096
 """Bytes behind the workspace that nobody may write."""
 
@@ -58,12 +58,14 @@ def given(
     """What the interpreter takes for an argument, checked against what is promised about it."""
     if isinstance(argument, Pointer):
         tensor = tensors[argument.tensor]
-        assert tensor.dtype == TYPES[kind.removeprefix("*")]
+        assert tensor.dtype == (TYPES | FLAGS)[kind.removeprefix("*")]
         assert tensor.data_ptr() % divisible.get(name, 1) == 0
         return tensor
     if isinstance(argument, Scratch):
         assert argument.offset % divisible.get(name, 1) == 0
         return work[argument.offset :].view((TYPES | FLAGS)[kind.removeprefix("*")])
+    if kind == "fp32":
+        return argument
     assert argument % divisible.get(name, 1) == 0
     assert -(2**31) <= argument < 2**31 or kind == "i64"
     return argument

@@ -256,3 +256,20 @@ def test_a_ranking_is_a_sequence() -> None:
     empty = Ranking(iter([]))
     assert not empty
     assert list(empty) == []
+
+
+def test_a_pass_that_is_saved_counts_against_the_vendor() -> None:
+    problem = GemmProblem(m=4096, n=4096, k=4096, dtype="bf16")
+    own = load_pool(get_op("gemm"), H200, ["triton"])
+    rule = get_op("gemm").why_unusable
+    kernels = [k for k in own if rule(k, problem, H200) is None][:3]
+    vendor = VendorKernel(op_name="gemm", library="torch")
+    registry = Registry("gemm", H200)
+    registry.declare([*kernels, vendor])
+    us = {vendor.name: 100.0, **{k.name: 130.0 + at for at, k in enumerate(kernels)}}
+    dispatcher = Dispatcher(registry, rankers=[Oracle(us)])  # type: ignore[list-item]
+    for saved_us, is_ours in ((0, False), (20, False), (40, True)):
+        saved_bytes = int(saved_us * H200.memory_gb_s * 1e3)
+        choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes)
+        assert (choice.kernel == kernels[0]) == is_ours
+        assert ("another pass" in choice.reason) == is_ours

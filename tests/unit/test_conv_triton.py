@@ -19,7 +19,13 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.conv import gpu_work
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.triton import FAMILIES, OPS, TritonConvKernel, cut, why_unusable
-from tilewise.ops.conv.launch import default_strides, launch, representative, strides_of
+from tilewise.ops.conv.launch import (
+    default_strides,
+    launch,
+    representative,
+    strides_of,
+    why_unfused,
+)
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.launch import Step, Zero
 from tilewise.selection.shortlist import fair
@@ -269,3 +275,17 @@ def test_the_vendors_tf32_leaves_the_setting_as_it_was() -> None:
         assert torch.backends.cudnn.allow_tf32 is False
     finally:
         torch.backends.cudnn.allow_tf32 = before
+
+
+def test_kernels_say_what_they_cannot_fuse() -> None:
+    arch, sums = load_arch("sm_90", "H200"), Epilogue(sums=True)
+    for op, is_forward in (("conv_fwd", True), ("conv_bwd_data", False)):
+        for kernel in load_pool(get_op(op), arch, ["cuda", "triton"])[::7]:
+            problem = representative(kernel)
+            why = why_unfused(kernel, problem, sums)
+            if why is None:
+                assert is_forward
+                launch(kernel, problem, arch, epilogue=sums)
+            else:
+                assert "sums over pixels" in why
+            assert why_unfused(kernel, problem, Epilogue(bias=True, activation="silu")) is None

@@ -124,16 +124,42 @@ class Dispatcher:
             copied=call.copied,
         )
 
+    def select_fusing(
+        self, problem: Problem, *, saved_bytes: int, deterministic: bool = False
+    ) -> Choice:
+        """`select` where kernels that fuse an epilogue save so many bytes beside the vendor's."""
+        choice = self.select(problem, deterministic=deterministic)
+        vendor_us = self.vendor_us(problem) if saved_bytes else None
+        if choice.kernel.engine != "vendor" or vendor_us is None:
+            return choice
+        limit = vendor_us + saved_bytes / (self.registry.arch.memory_gb_s * 1e3)
+        for ranked in choice.ranking:
+            engine = ranked.kernel.engine
+            if not is_foreign(engine) and get_engine(engine).takes_epilogue:
+                if ranked.predicted_us >= limit:
+                    break
+                reason = f"{choice.reason}; what it fuses would cost the vendor another pass"
+                return replace(choice, kernel=ranked.kernel, reason=reason)
+        return choice
+
     def plan(
-        self, problem: Problem, *, deterministic: bool = False, epilogue: Any = None
+        self,
+        problem: Problem,
+        *,
+        deterministic: bool = False,
+        epilogue: Any = None,
+        saved_bytes: int = 0,
     ) -> tuple[Plan, Choice]:
         """A built kernel bound to `problem`, and the choice behind it; remembered.
 
-        Kernels that can fuse `epilogue` do; the plan's own `epilogue` says whether.
+        Kernels that can fuse `epilogue` do; the plan's own `epilogue` says whether. `saved_bytes`
+        follow from it: what those need not read and write that others must.
         """
 
         def make() -> tuple[Plan, Choice]:
-            choice = self.select(problem, deterministic=deterministic)
+            choice = self.select_fusing(
+                problem, saved_bytes=saved_bytes, deterministic=deterministic
+            )
             return self._first_that_builds(choice, epilogue)
 
         return self._held((problem, deterministic, epilogue), make)
@@ -145,6 +171,7 @@ class Dispatcher:
         *,
         deterministic: bool = False,
         epilogue: Any = None,
+        saved_bytes: int = 0,
         vectors: Sequence[Any] = (),
     ) -> tuple[Plan, Choice]:
         """Runs a plan that takes the call's tensors where they are, and gives it.
@@ -153,7 +180,9 @@ class Dispatcher:
         A kernel that fails is left out and the next one tried.
         """
         key: Any = (problem, deterministic, epilogue)
-        plan, choice = self.plan(problem, deterministic=deterministic, epilogue=epilogue)
+        plan, choice = self.plan(
+            problem, deterministic=deterministic, epilogue=epilogue, saved_bytes=saved_bytes
+        )
         if plan.why_unfit(call.operands, call.out) is not None:
             tensors = (*call.operands, call.out)
             key = (*key, tuple((view(t).strides, view(t).address % WIDE_BYTES) for t in tensors))

@@ -8,6 +8,7 @@ What tilewise has no kernels for is left to PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -269,15 +270,22 @@ def convolve(
     dilation: Sizes,
     groups: int,
     deterministic: bool,
+    activation: str | None = None,
+    residual: Any = None,
 ) -> Tensor:
-    """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`."""
-    is_compiling = _is_compiling()
+    """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`, with a residual added, activated.
+
+    Bias, residual and activation are fused where possible.
+    """
+    is_compiling, name = _is_compiling(), activation or "none"
     if not is_compiling:
-        _require(x, w, *() if bias is None else (bias,))
+        _require(x, w, *(t for t in (bias, residual) if t is not None))
+    products.check_activation(name)
     if x.dim() == rank + 1:  # one image without a batch
-        given = (bias, stride, padding, dilation, groups, deterministic)
-        return convolve(rank, x.unsqueeze(0), w, *given).squeeze(0)
-    why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias)
+        given = (bias, stride, padding, dilation, groups, deterministic, activation)
+        more = None if residual is None else residual.unsqueeze(0)
+        return convolve(rank, x.unsqueeze(0), w, *given, more).squeeze(0)
+    why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias, residual)
     if why is None and not is_compiling and (0 in x.shape or 0 in w.shape):
         why = "convolutions of nothing"
     if why is None and not convolutions.is_known(x.device):
@@ -292,35 +300,48 @@ def convolve(
     if layer is not None and not is_compiling:
         convolutions.check_size(x, w, (*layer, groups))
     if why is not None:
-        theirs: Callable[..., Tensor] = (functional.conv1d, functional.conv2d, functional.conv3d)[
-            rank - 1
-        ]
+        theirs = partial(_their_convolution, rank, name, residual)
         args = (x, w, bias, stride, padding, dilation, groups)
         if not is_compiling:
             return leave(str(why), theirs, *args)
         tell_traced(str(why))
         return theirs(*args)
     assert layer is not None
-    convolutions.check(rank, x, w, bias, groups)
-    if not is_compiling and _is_plain(x, w, bias):
-        return convolutions.convolution(x, w, bias, (*layer, groups), deterministic)
-    return operators.convolution(x, w, bias, *layer, groups, deterministic)
+    convolutions.check(rank, x, w, bias, None if is_compiling else residual, (*layer, groups))
+    if not is_compiling and _is_plain(x, w, bias, residual):
+        return convolutions.convolution(
+            *(x, w, bias, (*layer, groups), deterministic), residual=residual, activation=name
+        )
+    if name in ("gelu", "silu") and _is_grad_enabled():  # backward wants what was activated
+        more = (*layer, groups, deterministic)
+        return products.ACTIVATE[name](operators.convolution(x, w, bias, residual, "none", *more))
+    return operators.convolution(x, w, bias, residual, name, *layer, groups, deterministic)
 
 
-def convolve_into(out: Any, rank: int, x: Any, w: Any, bias: Any, **layer: Any) -> Tensor:
+def _their_convolution(rank: int, activation: str, residual: Tensor | None, *args: Any) -> Tensor:
+    functions = (functional.conv1d, functional.conv2d, functional.conv3d)
+    result: Tensor = functions[rank - 1](*args)
+    return products.ACTIVATE[activation](result if residual is None else result + residual)
+
+
+def convolve_into(
+    out: Any, rank: int, x: Any, w: Any, bias: Any, residual: Any = None, **layer: Any
+) -> Tensor:
     """`convolve` into the caller's own tensor."""
-    _require(x, w, *() if bias is None else (bias,))
+    _require(x, w, *(t for t in (bias, residual) if t is not None))
     if not isinstance(out, Tensor):
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
-    refuse_gradient("out= cannot be differentiated", x, w, bias)
-    is_batch = x.dim() == rank + 2
+    refuse_gradient("out= cannot be differentiated", x, w, bias, residual)
+    is_bare = bias is None and residual is None and layer["activation"] in (None, "none")
     is_ours = _is_plain(x, w, out) and not _why_theirs(x, w) and convolutions.is_known(x.device)
-    if bias is None and is_batch and is_ours:
+    if is_bare and x.dim() == rank + 2 and is_ours:
         deterministic = layer.pop("deterministic") or is_deterministic()
-        convolutions.check(rank, x, w, bias, layer["groups"])
+        del layer["activation"]
+        convolutions.check(rank, x, w, None, None, ((), (), (), layer["groups"]))
         run_conv(infer(x, w, **layer), x, w, out=out, deterministic=deterministic)
         return out
-    return _into(out, convolve(rank, x, w, bias, **layer), x=x, w=w, bias=bias)
+    result = convolve(rank, x, w, bias, residual=residual, **layer)
+    return _into(out, result, x=x, w=w, bias=bias, residual=residual)
 
 
 def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:

@@ -60,6 +60,8 @@ class Work:
     seen: Callable[[Tensor], Tensor] = lambda out: out
     """The result as the problem's."""
     epilogue: Any = None
+    saved_bytes: int = 0
+    """What need not be read or written where the epilogue is fused."""
     vectors: Callable[..., Sequence[Tensor]] = lambda *tensors: ()
     """Which of the caller's tensors the epilogue reads."""
     finish: Callable[..., Tensor] | None = None
@@ -81,6 +83,7 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
         CALLS.keep(key, work.theirs, generation)
         return work.theirs(*tensors)
     options: dict[str, Any] = {"deterministic": work.deterministic, "epilogue": work.epilogue}
+    options["saved_bytes"] = work.saved_bytes
     plan, choice = dispatcher.plan(work.problem, **options)
     if choice.kernel.engine == "vendor" and work.theirs is not None:
         CALLS.keep(key, work.theirs, generation)

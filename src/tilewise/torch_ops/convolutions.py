@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.core.dtypes import dtype
 from tilewise.core.tensors import torch_dtype, view
-from tilewise.dispatch import default_dispatcher
+from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines.device import detect
 from tilewise.errors import ArchError, TensorError
+from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import check_addressable, check_groups, from_shapes, layout_of
+from tilewise.ops.conv.problem import ConvProblem
 from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
 from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.memory import alignment
-from tilewise.torch_ops.products import HALVES, NATIVE
+from tilewise.torch_ops.products import ACTIVATE, HALVES, IN_PLACE, NATIVE
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
@@ -29,10 +32,38 @@ Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 def convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, layer: Layer, deterministic: bool = False
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    layer: Layer,
+    deterministic: bool = False,
+    *,
+    residual: Tensor | None = None,
+    activation: str = "none",
 ) -> Tensor:
-    """x [N, C, ...] convolved with w [K, C / groups, ...]."""
-    return _call("fwd", x, w, (), layer, deterministic, bias)
+    """x [N, C, ...] convolved with w [K, C / groups, ...]: activation(sum + bias + residual)."""
+    return _call("fwd", x, w, (), layer, deterministic, bias, residual, activation)
+
+
+def convolution_with_sums(x: Tensor, w: Tensor, sums: Tensor, layer: Layer) -> Tensor:
+    """x convolved with w; `sums` become the result's channels' sums and sums of squares."""
+    return _call("fwd", x, w, (), layer, False, sums=sums)
+
+
+def gives_sums(x: Tensor, w: Tensor, layer: Layer) -> bool:
+    """Whether the kernel that serves a layer gives sums of its result along the way."""
+    problem = _problem("fwd", x, x.shape, w.shape, layer)
+    try:
+        dispatcher = default_dispatcher(problem.op, live_arch(x))
+        plan, _ = dispatcher.plan(
+            problem,
+            deterministic=is_deterministic(),
+            epilogue=Epilogue(sums=True),
+            saved_bytes=_saved_bytes(problem, Epilogue(sums=True)),
+        )
+    except ArchError:
+        return False
+    return plan.epilogue is not None
 
 
 def input_gradient(
@@ -77,21 +108,34 @@ def _call(
     layer: Layer,
     deterministic: bool,
     bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    sums: Tensor | None = None,
 ) -> Tensor:
-    tensors = (first_one, second) if bias is None else (first_one, second, bias)
+    tensors: tuple[Tensor, ...] = (first_one, second)
+    extra: tuple[Any, ...] = ()
+    if bias is not None or residual is not None or sums is not None:
+        more = tuple(tensor for tensor in (bias, residual, sums) if tensor is not None)
+        tensors += more
+        extra = (bias is None, sums is None)
+        extra += tuple((t.shape, t.stride(), t.dtype, t.device) for t in more)
     try:
         key = (
             *(direction, first_one.shape, second.shape, first_one.stride(), second.stride()),
             *(first_one.dtype, second.dtype, first_one.device, second.device, size, layer),
-            None if bias is None else (bias.dtype, bias.device),
-            alignment(*tensors),
-            deterministic or is_deterministic(),
+            *(extra, activation, alignment(*tensors), deterministic or is_deterministic()),
         )
     except RuntimeError:
         key = None
     call: Callable[..., Tensor] | None = CALLS.get(key)
     if call is None:
-        return _first(key, direction, tensors, size, layer)
+        after = Epilogue(
+            bias=bias is not None,
+            residual=residual is not None,
+            activation=activation,
+            sums=sums is not None,
+        )
+        return _first(key, direction, tensors, size, layer, after)
     return call(*tensors)
 
 
@@ -101,16 +145,44 @@ def _first(
     tensors: tuple[Tensor, ...],
     size: tuple[int, ...],
     layer: Layer,
+    after: Epilogue,
 ) -> Tensor:
-    own = partial(theirs, direction, size, layer)
+    own = partial(theirs, direction, size, layer, after)
     why = why_theirs(*tensors[:2])
     if why or key is None:
         return leave(why or "tensors without memory of their own", own, *tensors)
     one, two = tensors[:2]
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
+    problem = _problem(direction, one, x, w, layer)
+    shape = result_shape(x, w, layer) if direction == "fwd" else size
+    if not after.is_plain and one.dtype in HALVES and one.device.type == "cpu":
+        problem = replace(problem, out_dtype="fp32")  # so that what is done to it rounds but once
+    kind = torch_dtype(problem.out_dtype, one.device)
+    strides = dense_strides(shape, problem.layout)
+    result = allocator(shape, strides, kind, one.device)
+    if problem.is_empty:
+        return own(*tensors) if one.dtype in NATIVE else result().zero_()
+    work = Work(
+        problem=problem,
+        allocate=result,
+        theirs=own if one.dtype in NATIVE else None,
+        deterministic=key[-1],
+        operands=lambda one, two, *more: (one, two),
+        epilogue=None if after.is_plain else after,
+        saved_bytes=_saved_bytes(problem, after),
+        vectors=partial(_vectors, after, kind, strides),
+        finish=None if after.is_plain else partial(_finish, after),
+    )
+    return first(key, work, tensors)
+
+
+def _problem(
+    direction: str, one: Tensor, x: Sequence[int], w: Sequence[int], layer: Layer
+) -> ConvProblem:
+    """A layer of these sizes whose first operand is `one`."""
     stride, padding, dilation, groups = layer
-    problem = from_shapes(
+    return from_shapes(
         tuple(x),
         tuple(w),
         dtype=view(one).dtype,
@@ -121,39 +193,67 @@ def _first(
         groups=groups,
         direction=direction,
     )
-    shape = result_shape(x, w, layer) if direction == "fwd" else size
-    if len(tensors) > 2 and one.dtype in HALVES and one.device.type == "cpu":
-        problem = replace(problem, out_dtype="fp32")  # so that adding the bias rounds but once
-    kind = torch_dtype(problem.out_dtype, one.device)
-    result = allocator(shape, dense_strides(shape, problem.layout), kind, one.device)
-    if problem.is_empty:
-        return own(*tensors) if one.dtype in NATIVE else result().zero_()
-    work = Work(
-        problem=problem,
-        allocate=result,
-        theirs=own if one.dtype in NATIVE else None,
-        deterministic=key[-1],
-        operands=lambda one, two, *bias: (one, two),
-        finish=_add_bias if len(tensors) > 2 else None,
-    )
-    return first(key, work, tensors)
 
 
-def _add_bias(out: Tensor, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    out += bias.reshape(-1, *[1] * (out.dim() - 2))
-    return out.to(x.dtype) if x.dtype in HALVES else out
+def _saved_bytes(problem: ConvProblem, after: Epilogue) -> int:
+    """What fusing saves: reading the result again for its sums, reading and writing it for more."""
+    size = problem.output_elements * dtype(problem.out_dtype).bytes
+    is_changed = after.bias or after.residual or after.activation != "none"
+    return size * (int(after.sums) + 2 * is_changed)
 
 
-def check(rank: int, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> None:
+def _vectors(
+    after: Epilogue, kind: torch.dtype, strides: tuple[int, ...], *tensors: Tensor
+) -> list[Tensor]:
+    """Bias and residual as kernels read them: of the result's type, stored like it."""
+    more = list(tensors[2:])
+    if after.bias:
+        more[0] = more[0].to(kind).contiguous()
+    if after.residual and (more[-1].dtype != kind or more[-1].stride() != strides):
+        residual = more[-1]
+        like = residual.new_empty_strided(tuple(residual.shape), strides, dtype=kind)
+        more[-1] = like.copy_(residual)
+    return more
+
+
+def _finish(after: Epilogue, out: Tensor, x: Tensor, w: Tensor, *more: Tensor) -> Tensor:
+    """What kernels that fuse nothing leave to be done."""
+    if after.bias:
+        out += more[0].reshape(-1, *[1] * (out.dim() - 2))
+    if after.residual:
+        out += more[-1]
+    if after.activation != "none":
+        out = IN_PLACE.get(after.activation, ACTIVATE[after.activation])(out)
+    out = out.to(x.dtype) if x.dtype in HALVES else out
+    if after.sums:
+        _sum_channels(out, more[-1])
+    return out
+
+
+def _sum_channels(result: Tensor, sums: Tensor) -> None:
+    axes = [0, *range(2, result.dim())]
+    torch.sum(result, axes, dtype=torch.float32, out=sums[0])
+    torch.sum(result.float().square(), axes, out=sums[1])
+
+
+def check(
+    rank: int, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, layer: Layer
+) -> None:
     """Raises where shapes do not go together."""
     if x.dim() != rank + 2 or w.dim() != rank + 2:
         raise TensorError(
             f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; conv{rank}d takes {rank + 2} "
             "dimensions each"
         )
-    check_groups(x.shape[1], w.shape[1], groups)
+    check_groups(x.shape[1], w.shape[1], layer[-1])
     if bias is not None and tuple(bias.shape) != (w.shape[0],):
         raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({w.shape[0]},)")
+    if residual is not None:
+        shape = result_shape(x.shape, w.shape, layer)
+        if tuple(residual.shape) != shape:
+            raise TensorError(
+                f"residual has shape {tuple(residual.shape)}; it must be the result's, {shape}"
+            )
 
 
 def check_size(x: Tensor, w: Tensor, layer: Layer) -> None:
@@ -189,17 +289,22 @@ def theirs(
     direction: str,
     size: tuple[int, ...],
     layer: Layer,
+    after: Epilogue,
     one: Tensor,
     two: Tensor,
-    bias: Tensor | None = None,
+    *more: Tensor,
 ) -> Tensor:
     """PyTorch's own."""
     stride, padding, dilation, groups = map(_listed, layer)
     rank = one.dim() - 2
     if direction == "fwd":
-        aten = torch.ops.aten.convolution.default
+        aten, bias = torch.ops.aten.convolution.default, more[0] if after.bias else None
         result: Tensor = aten(one, two, bias, stride, padding, dilation, False, [0] * rank, groups)
-        return result
+        if after.residual:
+            result += more[-1]
+        if after.sums:
+            _sum_channels(result, more[-1])
+        return IN_PLACE.get(after.activation, ACTIVATE[after.activation])(result)
     is_data = direction == "bwd_data"
     # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
     # layer for one of contiguous tensors, and copy the others.

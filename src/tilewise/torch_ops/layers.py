@@ -24,12 +24,18 @@ from tilewise.ops.conv.infer import from_shapes, settings
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.torch_ops.products import rounds_to_tf32
 
+SERVED = "_tilewise_served"
+"""Where a patched layer keeps what was decided for each of its inputs."""
+ALWAYS = "_tilewise_always"
+"""Where a patched layer keeps whether tilewise serves whatever it can."""
+THEIRS = "_tilewise_theirs"
+"""Where a class of patched layers keeps the class of PyTorch's."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-CALL_US = {"linear": (8.0, 55.0), "conv": (20.0, 100.0)}
+CALL_US = {"linear": (8.0, 55.0), "conv": (6.0, 40.0)}
 """What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
 
-Above what `benchmarks/layer_overhead.py` reads on two quiet AMD EPYC cores (7.8, 46.7, 16.5 and
-57.7 us, 2026-11-18): where the gain is not sure, the call stays PyTorch's.
+Above what `benchmarks/layer_overhead.py` reads on two AMD EPYC cores (7.8, 46.7, 4.4 and 30.7 us,
+2026-11-18, the last two beside other work): where the gain is not sure, the call stays PyTorch's.
 """
 
 
@@ -70,6 +76,8 @@ class Asked:
     """Stride, padding, dilation and groups of a convolution."""
     wants_x: bool = False
     wants_w: bool = False
+    saved_bytes: int = 0
+    """What the forward kernel fuses that PyTorch reads and writes in a pass of its own."""
 
     def problems(self) -> Iterator[Problem]:
         """The forward pass and the gradients that are asked for."""
@@ -106,7 +114,9 @@ def decide(asked: Asked) -> Served:
         return theirs(f"tilewise has no layers of {asked.dtype} on {asked.device.type}")
     try:
         arch = _arch(asked.device)
-        times = [_expected_us(problem, arch) for problem in asked.problems()]
+        problems = list(asked.problems())
+        saved = [asked.saved_bytes, *[0] * (len(problems) - 1)]
+        times = [_expected_us(*one, arch) for one in zip(problems, saved, strict=True)]
     except (InputError, NoKernelError) as error:
         return theirs(str(error).splitlines()[0])
     if not any(is_ours for _, _, is_ours in times):
@@ -136,11 +146,15 @@ def _path(asked: Asked, arch: Arch) -> str:
     return default_dispatcher(problem.op, arch).select(problem).path
 
 
-def _expected_us(problem: Problem, arch: Arch) -> tuple[float | None, float, bool]:
+def _expected_us(
+    problem: Problem, saved_bytes: int, arch: Arch
+) -> tuple[float | None, float, bool]:
     """What PyTorch's routine is expected to take, what the chosen one, and whether it is ours."""
     dispatcher = default_dispatcher(problem.op, arch)
-    choice = dispatcher.select(problem)
+    choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes)
     vendor_us = dispatcher.vendor_us(problem)
+    if vendor_us is not None:
+        vendor_us += saved_bytes / (arch.memory_gb_s * 1e3)
     if choice.kernel.engine == "vendor":
         return vendor_us, vendor_us or 0.0, False
     return vendor_us, choice.predicted_us, True

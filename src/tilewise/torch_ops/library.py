@@ -20,10 +20,15 @@ transform: Callable[[], Any] = torch._C._functorch.maybe_current_level
 """The innermost transform of torch.func, or None."""
 
 
+def is_seen() -> bool:
+    """Whether calls are recorded, transformed, traced or differentiated forward."""
+    is_changed = transform() is not None or forward_level() >= 0
+    return is_changed or modes() > 0 or _tracing() is not None
+
+
 def is_watched() -> bool:
     """Whether calls are cast, recorded, transformed, traced or differentiated forward."""
-    is_changed = transform() is not None or forward_level() >= 0
-    return is_changed or _is_autocast() or modes() > 0 or _tracing() is not None
+    return _is_autocast() or is_seen()
 
 
 LIBRARY: Any = torch.library.Library("tilewise", "DEF")  # type: ignore[no-untyped-call]
@@ -36,10 +41,12 @@ def define(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     theirs: Callable[..., Tensor] | None = None,
+    quick: tuple[Callable[..., Tensor], Callable[..., Any]] | None = None,
 ) -> Callable[..., Tensor]:
     """An operator on CPU and CUDA tensors, which autocast casts for where it has gradients.
 
-    `theirs` is the same by PyTorch's own, which alone differentiate forward.
+    `theirs` is the same by PyTorch's own, which alone differentiate forward. `quick` are `run` and
+    `backward` for plain tensors that nobody watches.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema)
@@ -54,15 +61,15 @@ def define(
         unwatched: Callable[..., Tensor] = op.default
         return unwatched
     torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-    return _front(name, run, save, backward, theirs)
+    return _front(name, save, theirs, *(quick or (run, backward)))
 
 
 def _front(
     name: str,
-    run: Callable[..., Tensor],
     save: Callable[..., None],
-    backward: Callable[..., Any],
     theirs: Callable[..., Tensor],
+    run: Callable[..., Tensor],
+    backward: Callable[..., Any],
 ) -> Callable[..., Tensor]:
     """The operator, but past PyTorch's dispatcher where nobody is watching: half the time."""
     op = getattr(torch.ops.tilewise, name).default
@@ -86,6 +93,7 @@ def _front(
             return function.apply(*args)  # type: ignore[no-any-return]
         return run(*args)
 
+    call.apply = function.apply  # type: ignore[attr-defined]  # for who has asked all that
     return call
 
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
-from tilewise.torch_ops.library import define
+from tilewise.torch_ops.library import define, is_seen
 from tilewise.torch_ops.theirs import RESULTS, their_matmul
 
 _LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"
 
+PLAIN = Epilogue()
 _check: Callable[..., None] = torch._check
 
 
@@ -151,28 +153,81 @@ def _stored(like: Tensor, shape: Sequence[int], sample: Tensor) -> Tensor:
     return like.new_empty_strided(tuple(shape), strides, dtype=RESULTS.get(like.dtype, like.dtype))
 
 
-def _conv_run(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+def _conv_run(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
+) -> Tensor:
     layer, fixed = _layer(settings)
-    result = convolutions.convolution(x.resolve_neg(), w.resolve_neg(), bias, layer, fixed)
+    plain = [None if t is None else t.resolve_neg() for t in (bias, residual)]
+    result = convolutions.convolution(
+        *(x.resolve_neg(), w.resolve_neg(), plain[0], layer, fixed),
+        residual=plain[1],
+        activation=after,
+    )
     return _like(result, dense_strides(result.shape, _layout(x)))
 
 
-def _conv_fake(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    return _stored(x, result_shape(x.shape, w.shape, _layer(settings)[0]), x)
+def _conv_fake(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
+) -> Tensor:
+    shape = result_shape(x.shape, w.shape, _layer(settings)[0])
+    _check(
+        residual is None or tuple(residual.shape) == shape,
+        lambda: f"residual must have the result's shape, {shape}",
+    )
+    return _stored(x, shape, x)
 
 
 def _conv_save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, w, _, *ctx.layer = inputs
-    ctx.save_for_backward(x, w)
+    x, w, bias, residual, ctx.activation, *ctx.layer = inputs
+    is_lost = ctx.activation not in ("none", "relu")  # what was activated is computed again
+    more = (bias, residual) if is_lost else (output if ctx.activation == "relu" else None, None)
+    ctx.save_for_backward(x, w, *more)
 
 
 def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    wants_x, wants_w, wants_bias = ctx.needs_input_grad[:3]
+    x, w, *more = ctx.saved_tensors
+    wants_x, wants_w, wants_bias, wants_residual = ctx.needs_input_grad[:4]
+    if ctx.activation == "relu":
+        dy = dy * (more[0] > 0)
+    elif ctx.activation != "none":
+        dy = dy * SLOPES[ctx.activation](convolution(x, w, *more, "none", *ctx.layer))
     dx = conv_input_gradient(x.shape, w, dy, *ctx.layer) if wants_x else None
     dw = conv_weight_gradient(x, w.shape, dy, *ctx.layer) if wants_w else None
     db = dy.sum([0, *range(2, dy.dim())]) if wants_bias else None
-    return dx, dw, db, *[None] * 5
+    return dx, dw, db, dy if wants_residual else None, *[None] * 6
+
+
+def _conv_quick_run(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
+) -> Tensor:
+    if any(t is not None and t.is_neg() for t in (x, w, bias, residual)):
+        return _conv_run(x, w, bias, residual, after, *settings)
+    layer, fixed = _layer(settings)
+    return convolutions.convolution(x, w, bias, layer, fixed, residual=residual, activation=after)
+
+
+def _conv_quick_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    """Where gradients are not differentiated again, straight to the kernels."""
+    is_plain = type(dy) is Tensor and not dy.is_neg() and not is_seen()
+    if torch.is_grad_enabled() or not is_plain or ctx.activation not in ("none", "relu"):
+        return _conv_backward(ctx, dy)
+    x, w, y, _ = ctx.saved_tensors
+    wants_x, wants_w, wants_bias, wants_residual = ctx.needs_input_grad[:4]
+    if y is not None:
+        dy = dy * (y > 0)
+    layer, fixed = _layer(ctx.layer)
+    dx = convolutions.input_gradient(x.shape, w, dy, layer, fixed) if wants_x else None
+    dw = convolutions.weight_gradient(x, w.shape, dy, layer, fixed) if wants_w else None
+    db = dy.sum([0, *range(2, dy.dim())]) if wants_bias else None
+    return dx, dw, db, dy if wants_residual else None, *[None] * 6
+
+
+def _conv_theirs(
+    x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, after: str, *settings: Any
+) -> Tensor:
+    done = Epilogue(bias=bias is not None, residual=residual is not None, activation=after)
+    more = [tensor for tensor in (bias, residual) if tensor is not None]
+    return convolutions.theirs("fwd", (), _layer(settings)[0], done, x, w, *more)
 
 
 def _data_run(size: Sequence[int], w: Tensor, dy: Tensor, *settings: Any) -> Tensor:
@@ -185,7 +240,7 @@ def _data_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     w, dy = ctx.saved_tensors
     wants_w, wants_dy = ctx.needs_input_grad[1:3]
     dw = conv_weight_gradient(g, w.shape, dy, *ctx.layer) if wants_w else None
-    ddy = convolution(g, w, None, *ctx.layer) if wants_dy else None
+    ddy = convolution(g, w, None, None, "none", *ctx.layer) if wants_dy else None
     return None, dw, ddy, *[None] * 5
 
 
@@ -204,7 +259,7 @@ def _weight_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     x, dy = ctx.saved_tensors
     wants_x, _, wants_dy = ctx.needs_input_grad[:3]
     dx = conv_input_gradient(x.shape, g, dy, *ctx.layer) if wants_x else None
-    ddy = convolution(x, g, None, *ctx.layer) if wants_dy else None
+    ddy = convolution(x, g, None, None, "none", *ctx.layer) if wants_dy else None
     return dx, None, ddy, *[None] * 5
 
 
@@ -214,12 +269,14 @@ def _weight_save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 convolution = define(
-    f"convolution(Tensor x, Tensor w, Tensor? bias, {_LAYER}) -> Tensor",
+    "convolution(Tensor x, Tensor w, Tensor? bias, Tensor? residual, str activation, "
+    f"{_LAYER}) -> Tensor",
     _conv_run,
     _conv_fake,
     _conv_save,
     _conv_backward,
-    lambda x, w, bias, *settings: convolutions.theirs("fwd", (), _layer(settings)[0], x, w, bias),
+    _conv_theirs,
+    (_conv_quick_run, _conv_quick_backward),
 )
 conv_input_gradient = define(
     f"conv_input_gradient(SymInt[] size, Tensor w, Tensor dy, {_LAYER}) -> Tensor",
@@ -228,7 +285,7 @@ conv_input_gradient = define(
     _data_save,
     _data_backward,
     lambda size, w, dy, *settings: convolutions.theirs(
-        "bwd_data", tuple(size), _layer(settings)[0], dy, w
+        "bwd_data", tuple(size), _layer(settings)[0], PLAIN, dy, w
     ),
 )
 conv_weight_gradient = define(
@@ -238,7 +295,7 @@ conv_weight_gradient = define(
     _weight_save,
     _weight_backward,
     lambda x, size, dy, *settings: convolutions.theirs(
-        "bwd_weight", tuple(size), _layer(settings)[0], x, dy
+        "bwd_weight", tuple(size), _layer(settings)[0], PLAIN, x, dy
     ),
 )
 

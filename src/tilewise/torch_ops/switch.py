@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -12,19 +13,33 @@ from torch.nn import functional
 
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
-from tilewise.errors import InputError
-from tilewise.ops.conv.infer import layout_of
-from tilewise.torch_ops import convolve, linear
+from tilewise.errors import InputError, ProblemError
+from tilewise.ops.conv.infer import layout_of, settings
+from tilewise.torch_ops import convolve, linear, operators
 from tilewise.torch_ops.calls import is_capturing
-from tilewise.torch_ops.layers import Asked, Served, decide, theirs
+from tilewise.torch_ops.casting import CASTS
+from tilewise.torch_ops.chains import fuse as fuse_chains
+from tilewise.torch_ops.chains import unfuse
+from tilewise.torch_ops.convolutions import Layer, convolution, is_known
+from tilewise.torch_ops.layers import (
+    ALWAYS,
+    SERVED,
+    THEIRS,
+    Asked,
+    Served,
+    decide,
+    needs_gradient,
+    theirs,
+)
+from tilewise.torch_ops.library import is_seen, transform
+from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.theirs import PLAIN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _is_traced = torch.compiler.is_dynamo_compiling
 _is_autocast = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
-SERVED = "_tilewise_served"
-"""Where a patched layer keeps what was decided for each of its inputs."""
+_apply: Callable[..., Tensor] = operators.convolution.apply  # type: ignore[attr-defined]
 MOST = 256
 """Decisions that a layer keeps; inputs of ever new shapes cost a decision each."""
 
@@ -45,7 +60,8 @@ def _key(layer: nn.Module, x: Tensor) -> _Key:
 def _served(layer: Any, x: Tensor, key: _Key) -> Served:
     """Decides who serves from now on."""
     held: dict[_Key, Served] = layer.__dict__[SERVED]
-    if type(x) not in PLAIN or type(layer.weight) not in PLAIN or is_capturing(x):
+    is_plain = type(x) in PLAIN and type(layer.weight) in PLAIN and transform() is None
+    if not is_plain or is_capturing(x):
         return theirs("tensors of another kind than PyTorch's plain ones")
     asked = _asked(layer, x, cast=key[-2])
     found = decide(asked) if asked is not None else theirs("shapes that do not go together")
@@ -56,9 +72,6 @@ def _served(layer: Any, x: Tensor, key: _Key) -> Served:
     # The generation grows where the first dispatcher of a process is made, by deciding itself.
     held[(*key[:-1], CALLS.generation)] = found
     return found
-
-
-ALWAYS = "_tilewise_always"
 
 
 def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
@@ -85,12 +98,14 @@ def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
         sizes = zip(x.shape[2:], sides[::2], sides[1::2], strict=True)
         common["x"] = (*x.shape[:2], *(n + low + high for n, low, high in sizes))
         padding = 0
-    settings = (layer.stride, padding, layer.dilation, layer.groups)
-    return Asked(kind="conv", layout=layout_of(view(x)), settings=settings, **common)
+    given = (layer.stride, padding, layer.dilation, layer.groups)
+    return Asked(kind="conv", layout=layout_of(view(x)), settings=given, **common)
 
 
 class Linear(nn.Linear):
     """`nn.Linear` by whoever is expected to be faster."""
+
+    _tilewise_theirs = nn.Linear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
         if not _is_traced():
@@ -109,6 +124,10 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     served = layer.__dict__[SERVED].get(key) or _served(layer, x, key)
     if not served.is_ours:
         return None
+    if layer.padding_mode == "zeros":
+        sizes = _sizes(w.shape, layer.stride, layer.padding, layer.dilation)
+        if sizes is not None and x.dtype in NATIVE and not is_seen() and is_known(x.device):
+            return _straight(key[6], x, w, bias, (*sizes, layer.groups))
     padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
         twice = layer._reversed_padding_repeated_twice
@@ -117,8 +136,33 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     return convolve(rank, x, w, bias, *given, deterministic=False)
 
 
+@cache
+def _sizes(w: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Any:
+    """Stride, padding and dilation of each dimension; None where kernels take no such padding."""
+    try:
+        return settings(w, len(w) - 2, stride, padding, dilation)
+    except ProblemError:
+        return None
+
+
+def _straight(
+    cast: torch.dtype | None, x: Tensor, w: Tensor, bias: Tensor | None, layer: Layer
+) -> Tensor:
+    """What `convolve` comes to, once a layer has decided: its key has asked all the rest."""
+    if cast is not None:
+        x = x if x.dtype is cast else x.to(cast)
+        w = w if w.dtype is cast else CASTS.get(w, cast)
+        bias = bias if bias is None or bias.dtype is cast else CASTS.get(bias, cast)
+    if _is_grad_enabled() and needs_gradient(x, w, bias):
+        result: Tensor = _apply(x, w, bias, None, "none", *layer, False)
+        return result
+    return convolution(x.resolve_neg(), w.resolve_neg(), bias, layer)
+
+
 class Conv1d(nn.Conv1d):
     """`nn.Conv1d` by whoever is expected to be faster."""
+
+    _tilewise_theirs = nn.Conv1d
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
@@ -128,6 +172,8 @@ class Conv1d(nn.Conv1d):
 class Conv2d(nn.Conv2d):
     """`nn.Conv2d` by whoever is expected to be faster."""
 
+    _tilewise_theirs = nn.Conv2d
+
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
         return super()._conv_forward(x, weight, bias) if ours is None else ours
@@ -135,6 +181,8 @@ class Conv2d(nn.Conv2d):
 
 class Conv3d(nn.Conv3d):
     """`nn.Conv3d` by whoever is expected to be faster."""
+
+    _tilewise_theirs = nn.Conv3d
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
@@ -148,31 +196,40 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv3d: Conv3d,
 }
 """PyTorch's layers and what they become; subclasses of users stay what they are."""
-THEIRS = {ours: theirs for theirs, ours in OURS.items()}
 
 
-def patch(model: AnyModule, *, always: bool = False) -> AnyModule:
+def patch(model: AnyModule, *, always: bool = False, fuse: bool = False) -> AnyModule:
     """Lets the linear and convolution layers of `model` compute with tilewise; gives it back.
 
     Each layer decides once for every shape it sees: where PyTorch's routine is expected to be as
     fast, the call stays PyTorch's own. `layers(model)` shows what was decided; with `always`
     tilewise serves whatever it can. Parameters, buffers, hooks and names stay as they are, so
     optimizers and checkpoints do too.
+
+    With `fuse`, layers that follow each other are served as one: BatchNorm, additions and
+    activations after convolutions, activations after linear layers. They are found by tracing the
+    forward passes of the model's modules, one by one; what these decide by anything but their
+    inputs and `training` is decided then. Modules that cannot be traced stay as they are.
     """
     for module in _modules(model):
         other = OURS.get(type(module))
         if other is not None:
             module.__class__ = other
-        if type(module) in THEIRS:
+        if THEIRS in type(module).__dict__:
             module.__dict__[SERVED] = {}
             module.__dict__[ALWAYS] = always
+        if not fuse:
+            unfuse(module)
+    if fuse:
+        fuse_chains(list(model.modules()))
     return model
 
 
 def unpatch(model: AnyModule) -> AnyModule:
     """Undoes `patch`."""
     for module in _modules(model):
-        other = THEIRS.get(type(module))
+        unfuse(module)
+        other = type(module).__dict__.get(THEIRS)
         if other is not None:
             module.__class__ = other
             for name in (SERVED, ALWAYS):
@@ -226,6 +283,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (f"{row.layer} ({row.kind})", shape, by, gain, row.served.why)
 
 
+def _latest(held: dict[_Key, Served]) -> dict[_Key, Served]:
+    """One decision for each kind of input: whatever grew stale was decided again."""
+    return {key[:-1]: served for key, served in held.items()}
+
+
 def layers(model: nn.Module) -> Layers:
     """What serves each layer of a patched model, at every shape it has seen: a table."""
     return Layers(
@@ -238,5 +300,5 @@ def layers(model: nn.Module) -> Layers:
             served=served,
         )
         for name, module in (_modules(model), model.named_modules())[1]
-        for key, served in module.__dict__.get(SERVED, {}).items()
+        for key, served in _latest(module.__dict__.get(SERVED, {})).items()
     )

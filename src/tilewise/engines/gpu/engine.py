@@ -80,6 +80,9 @@ class GpuEngine(Engine):
         reason = self.why_unavailable()
         if reason:
             raise ExecutionError(f"{kernel.name} cannot run: {reason}")
+        why = getattr(launch_module(kernel.op), "why_unfused", None)
+        if epilogue is not None and why is not None and why(kernel, problem, epilogue):
+            epilogue = None  # the plan says so, and whoever asked does it after
         return GpuPlan(kernel, problem, arch, epilogue)
 
 

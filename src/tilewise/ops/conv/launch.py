@@ -13,7 +13,14 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides, default_strides, strides_of
 from tilewise.ops.launch import Launch
 
-__all__ = ["Epilogue", "default_strides", "launch", "representative", "strides_of"]
+__all__ = [
+    "Epilogue",
+    "default_strides",
+    "launch",
+    "representative",
+    "strides_of",
+    "why_unfused",
+]
 
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
@@ -25,6 +32,7 @@ MODULES = {
     ("cuda", "stem"): "launch_stem",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""
+PATCHES = ("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_stem")
 
 
 def launch(
@@ -43,6 +51,17 @@ def launch(
         *(is_aligned, epilogue or Epilogue()),
     )
     return made
+
+
+def why_unfused(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> str | None:
+    """Why a kernel cannot do what an epilogue asks besides, or None; it serves without, then."""
+    if epilogue.sums and problem.direction != "fwd":
+        return "sums over pixels are of forward results"
+    if epilogue.sums and MODULES[kernel.engine, kernel.family] in PATCHES:  # type: ignore[attr-defined]
+        return "kernels over patches give no sums over pixels"
+    if problem.direction == "bwd_weight" and not epilogue.is_plain:
+        return "the gradient of a filter takes no epilogue"
+    return None
 
 
 def representative(kernel: Kernel) -> ConvProblem:

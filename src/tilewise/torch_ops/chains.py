@@ -1,0 +1,299 @@
+"""Layers that follow each other: found in the forward passes of modules, and served as one.
+
+A module's own `forward` is traced by torch.fx with all its children as they are, so that nothing
+but the order of their calls is looked at. Where a convolution is followed by a BatchNorm, an
+addition or an activation, or a linear layer by an activation, the module gets a class of its own
+whose `forward` calls a `Chain` in their place. Modules that cannot be traced stay as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from tilewise.errors import ProblemError
+from tilewise.ops.conv.infer import settings
+from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain
+from tilewise.torch_ops.layers import THEIRS
+
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+"""By the rank of the convolution before; subclasses, synchronised ones among them, stay."""
+RANKS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+FORWARD = "_tilewise_forward"
+"""Under which a class made here keeps the `forward` of the one before."""
+READY = "_tilewise_ready"
+_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}
+_FUNCTIONS: dict[Any, str] = {
+    **dict.fromkeys((functional.relu, torch.relu, torch.relu_), "relu"),
+    functional.silu: "silu",
+    functional.gelu: "gelu",
+}
+_METHODS = {"relu": "relu", "relu_": "relu"}
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_is_traced = torch.compiler.is_dynamo_compiling
+
+
+class _Alone(fx.Tracer):
+    """Traces one module's own forward; its children are calls."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.traced_func_name = name
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A chain in a graph: its nodes from the first layer on, and what it is made of."""
+
+    nodes: tuple[fx.Node, ...]
+    chain: Chain
+    layer: str
+    norm: str = ""
+    addition: fx.Node | None = None
+
+    @property
+    def residual(self) -> tuple[Any, ...]:
+        """What is added; asked late, as another chain may have taken its place."""
+        own = {*self.nodes}
+        return tuple(one for one in (self.addition.args if self.addition else ()) if one not in own)
+
+
+def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
+    """The chains of a module's own forward pass."""
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    taken: set[fx.Node] = set()
+    for node in graph.nodes:
+        layer = _module(owner, node)
+        kind = getattr(type(layer), THEIRS, type(layer))
+        found = None
+        if kind in RANKS and _is_served(layer, RANKS[kind]):
+            found = _after_convolution(owner, node, RANKS[kind], order, taken)
+        elif kind is nn.Linear:
+            found = _after_linear(owner, node, order)
+        if found is not None:
+            taken.update(found.nodes)
+            yield found
+
+
+def _is_served(layer: Any, rank: int) -> bool:
+    """Whether a convolution is one that epilogues are for: zeros at the edges, even padding."""
+    try:
+        settings(tuple(layer.weight.shape), rank, layer.stride, layer.padding, layer.dilation)
+    except ProblemError:
+        return False
+    return bool(layer.padding_mode == "zeros")
+
+
+def _after_convolution(
+    owner: nn.Module,
+    node: fx.Node,
+    rank: int,
+    order: dict[fx.Node, int],
+    taken: set[fx.Node],
+) -> Found | None:
+    nodes, norm, addition = [node], "", None
+
+    def following() -> fx.Node | None:
+        user = _only_user(nodes[-1])
+        return user if user is not None and _may_wait(nodes, user, order) else None
+
+    user = following()
+    if user is not None and type(_module(owner, user)) is NORMS[rank]:
+        nodes.append(user)
+        norm = str(user.target)
+    user = following()
+    if user is not None and user not in taken and _is_addition(user, nodes[-1]):
+        nodes.append(user)
+        addition = user
+    user = following()
+    activation, in_place = _activation(owner, user)
+    if user is not None and activation:
+        nodes.append(user)
+    if len(nodes) == 1:
+        return None
+    adds_in_place = addition is not None and addition.target is operator.iadd
+    chain = ConvChain(
+        layer=type(_module(owner, node)),
+        norm=type(owner.get_submodule(norm) if norm else None),
+        activation=activation or "none",
+        in_place=(adds_in_place, in_place),
+    )
+    return Found(
+        nodes=tuple(nodes), chain=chain, layer=str(node.target), norm=norm, addition=addition
+    )
+
+
+def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) -> Found | None:
+    following = _only_user(node)
+    activation, in_place = _activation(owner, following)
+    if following is None or not activation or not _may_wait([node], following, order):
+        return None
+    chain = LinearChain(
+        layer=type(_module(owner, node)),
+        norm=type(None),
+        activation=activation,
+        in_place=(False, in_place),
+    )
+    return Found(nodes=(node, following), chain=chain, layer=str(node.target))
+
+
+def _module(owner: nn.Module, node: fx.Node) -> nn.Module | None:
+    """The child that a node calls with one tensor, or None."""
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return None
+    return owner.get_submodule(str(node.target))
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_addition(node: fx.Node, own: fx.Node) -> bool:
+    """Whether a node adds something to `own`, and overwrites nothing else."""
+    if node.op != "call_function" or node.target not in _ADDITIONS or node.kwargs:
+        return False
+    if len(node.args) != 2 or not all(isinstance(one, fx.Node) for one in node.args):
+        return False
+    one, two = node.args
+    return one is not two and (one is own or node.target is not operator.iadd)
+
+
+def _may_wait(nodes: Sequence[fx.Node], last: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """Whether a chain's layer can be put off until `last`: no other may overwrite its input."""
+    (x,), first = nodes[0].all_input_nodes, order[nodes[0]]
+    others = (user for user in x.users if user not in nodes)
+    return not any(first < order[user] < order[last] for user in others)
+
+
+def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
+    """The activation that a node is, and whether it overwrites; the name is empty for none."""
+    if node is None:
+        return "", False
+    module = _module(owner, node)
+    if type(module) in _MODULES and getattr(module, "approximate", "none") == "none":
+        return _MODULES[type(module)], bool(getattr(module, "inplace", False))
+    is_plain = len(node.args) == 1 and node.kwargs.get("approximate", "none") == "none"
+    if not is_plain or set(node.kwargs) - {"inplace", "approximate"}:
+        return "", False
+    in_place = node.kwargs.get("inplace", False) is True
+    if node.op == "call_function" and node.target in _FUNCTIONS:
+        return _FUNCTIONS[node.target], in_place or node.target is torch.relu_
+    if node.op == "call_method" and node.target in _METHODS:
+        return _METHODS[str(node.target)], node.target == "relu_"
+    return "", False
+
+
+def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain, ...]] | None:
+    """The module's forward pass with its chains served as one, or None where there are none."""
+    tracer = _Alone(FORWARD if hasattr(type(owner), FORWARD) else "forward")
+    try:
+        graph = tracer.trace(owner)
+    except Exception:  # whatever a forward pass does with tensors that are none
+        return None
+    found = list(find_chains(owner, graph))
+    for at, one in enumerate(found):
+        one.chain.__name__ = f"chain_{at}"
+        with graph.inserting_before(one.nodes[-1]):
+            layer = graph.get_attr(one.layer)
+            norm = graph.get_attr(one.norm) if one.norm else None
+            x = one.nodes[0].args[0]
+            new = graph.call_function(one.chain, (layer, norm, x, *one.residual))
+        one.nodes[-1].replace_all_uses_with(new)
+        for node in reversed(one.nodes):
+            graph.erase_node(node)
+    if not found:
+        return None
+    code = graph.python_code("self")
+    names: dict[str, Any] = dict(code.globals)
+    exec(code.src, names)
+    return names["forward"], tuple(one.chain for one in found)
+
+
+class Ready:
+    """Rewritten forward passes of a module, in training and not; made anew for a copy of it."""
+
+    def __init__(self) -> None:
+        self.passes: dict[bool, Callable[..., Any]] = {}
+
+    def __reduce__(self) -> Any:
+        return Ready, ()
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of the module's own: left alone for compilers, which fuse by themselves."""
+    if not _is_traced():
+        passes = self.__dict__[READY].passes
+        run = passes.get(self.training)
+        if run is None:
+            made = rewrite(self)
+            run = passes[self.training] = made[0] if made else getattr(type(self), FORWARD)
+        return run(self, *args, **kwargs)
+    return getattr(type(self), FORWARD)(self, *args, **kwargs)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """A class made here cannot be found by its name: it is made again from the one before."""
+    _, _, *rest = super(type(self), self).__reduce_ex__(protocol)
+    return _remade, (type(self).__bases__[0],), *rest
+
+
+def _remade(before: type[nn.Module]) -> nn.Module:
+    kind = fused_class(before)
+    return kind.__new__(kind)
+
+
+_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def fused_class(before: type[nn.Module]) -> type[nn.Module]:
+    """A subclass, of the same name, whose forward pass is rewritten."""
+    if before not in _classes:
+        _classes[before] = _made_class(before)
+    return _classes[before]
+
+
+def _made_class(before: type[nn.Module]) -> type[nn.Module]:
+    parts = {
+        "forward": _forward,
+        FORWARD: before.forward,
+        "__reduce_ex__": _reduce,
+        "__module__": before.__module__,
+        "__qualname__": before.__qualname__,
+    }
+    return type(before.__name__, (before,), parts)
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether the module's forward pass is rewritten."""
+    return FORWARD in type(module).__dict__
+
+
+def fuse(modules: Sequence[nn.Module]) -> None:
+    """Rewrites the forward passes of those modules that have chains."""
+    for module in modules:
+        if is_fused(module):
+            module.__dict__[READY] = Ready()
+        elif _is_ours_to_change(module) and rewrite(module) is not None:
+            module.__class__ = fused_class(type(module))
+            module.__dict__[READY] = Ready()
+
+
+def unfuse(module: nn.Module) -> None:
+    """Undoes `fuse` of one module."""
+    if is_fused(module):
+        module.__class__ = type(module).__bases__[0]
+        module.__dict__.pop(READY, None)
+
+
+def _is_ours_to_change(module: nn.Module) -> bool:
+    is_other = isinstance(module, torch.jit.ScriptModule | fx.GraphModule)
+    return bool(module._modules) and not is_other and "forward" not in module.__dict__

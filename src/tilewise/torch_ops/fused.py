@@ -1,0 +1,336 @@
+"""Chains of layers served as one: a convolution or linear layer with what follows it.
+
+Without gradients a BatchNorm is folded into the filter, and the rest becomes the kernel's epilogue,
+or one pass over the result where PyTorch's routine serves. In training a chain is one node of
+autograd: the convolution, whose kernel may give the sums that the statistics need, then one pass;
+backward a reduction, one pass and the convolution's gradients. Everything else, and whatever needs
+to see each layer by itself, is done layer by layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as modules
+
+from tilewise.core.tensors import view
+from tilewise.dispatch.remembered import CALLS
+from tilewise.ops.conv.infer import layout_of, settings
+from tilewise.torch_ops import convolutions, linear
+from tilewise.torch_ops.calls import is_capturing
+from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
+from tilewise.torch_ops.folding import Fold
+from tilewise.torch_ops.layers import ALWAYS, SERVED, Asked, Served, decide, needs_gradient
+from tilewise.torch_ops.library import is_seen
+from tilewise.torch_ops.norm_launch import Norm
+from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser, why_no_kernels
+from tilewise.torch_ops.products import ACTIVATE, IN_PLACE, NATIVE
+from tilewise.torch_ops.theirs import PLAIN
+from tilewise.torch_ops.trained import ALIGNMENT, CONVOLVE, Trained, stored
+
+Run = Callable[[Any, Any, Tensor, Tensor | None], Tensor]
+"""Serves a chain: layer, norm or None, input, residual or None."""
+MOST = 256
+"""Ways that a chain keeps; inputs of ever new shapes cost a decision each."""
+_is_autocast = torch._C._is_any_autocast_enabled
+_has_global_hooks: Callable[[], bool] = modules._has_any_global_hook
+
+
+class Chain(ABC):
+    """A layer and what follows it; the modules are given with every call."""
+
+    __name__ = "chain"
+
+    def __init__(
+        self, *, layer: type, norm: type, activation: str, in_place: tuple[bool, bool]
+    ) -> None:
+        self.activation, self._layer, self._norm = activation, layer, norm
+        self._adds_in_place, self._activates_in_place = in_place
+        self._runs: dict[Any, Run | None] = {}
+
+    def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        is_same = type(layer) is self._layer and type(norm) is self._norm  # nobody exchanged them
+        if type(x) in PLAIN and is_same and not is_seen() and not _has_hooks(layer, norm):
+            key = _key(layer, norm, x, residual)
+            try:
+                run = self._runs[key]
+            except KeyError:
+                run = self._decide(key, layer, norm, x, residual)
+            if run is not None:
+                return run(layer, norm, x, residual)
+        return self.apart(layer, norm, x, residual)
+
+    def apart(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Layer by layer, as the model has it."""
+        result: Tensor = layer(x) if norm is None else norm(layer(x))
+        if residual is not None:
+            result = result.add_(residual) if self._adds_in_place else result + residual
+        name = self.activation
+        return (IN_PLACE if self._activates_in_place else ACTIVATE).get(name, ACTIVATE[name])(
+            result
+        )
+
+    def _decide(
+        self, key: Any, layer: Any, norm: Any, x: Tensor, residual: Tensor | None
+    ) -> Run | None:
+        if is_capturing(x):  # nothing may be compiled now
+            return None
+        run, served = self.find(layer, norm, x, residual, key[6])
+        if len(self._runs) >= MOST:
+            self._runs.clear()
+        # The generation grows where the first dispatcher of a process is made, by deciding itself.
+        key = (*key[:-1], CALLS.generation)
+        self._runs[key] = run
+        if run is not None and served is not None and SERVED in layer.__dict__:
+            layer.__dict__[SERVED][key] = served
+        return run
+
+    @abstractmethod
+    def find(
+        self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
+    ) -> tuple[Run | None, Served | None]:
+        """What serves the chain as one, and who its first layer; None where nothing does."""
+
+
+class LinearChain(Chain):
+    """A linear layer and an activation; with gradients PyTorch keeps what was activated."""
+
+    def find(
+        self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
+    ) -> tuple[Run | None, Served | None]:
+        weight, kind = layer.weight, cast or x.dtype
+        if type(weight) not in PLAIN or needs_gradient(x, weight, layer.bias) or not x.numel():
+            return None, None
+        if (weight.dtype != kind and cast is None) or x.shape[-1] != weight.shape[1]:
+            return None, None
+        size = kind.itemsize * weight.shape[0] * prod(x.shape[:-1])
+        asked = Asked(
+            kind="linear",
+            x=tuple(x.shape),
+            w=tuple(weight.shape),
+            dtype=kind,
+            device=x.device,
+            saved_bytes=2 * size,
+        )
+        served = _served(layer, asked, self.activation)
+        name = self.activation
+
+        def run(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+            return linear(x, layer.weight, layer.bias, name)
+
+        return (run, served) if served.is_ours else (None, None)
+
+
+class ConvChain(Chain):
+    """A convolution, perhaps a BatchNorm, perhaps a residual, perhaps an activation."""
+
+    def __init__(self, **links: Any) -> None:
+        super().__init__(**links)
+        self._folds: dict[Any, Fold] = {}
+
+    def find(
+        self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
+    ) -> tuple[Run | None, Served | None]:
+        call = _call_of(layer, x, residual, cast)
+        if call is None:
+            return None, None
+        parameters = () if norm is None else (norm.weight, norm.bias)
+        wants = needs_gradient(x, layer.weight, layer.bias, residual, *parameters)
+        if norm is not None and (norm.training or norm.running_mean is None):
+            return self._in_training(layer, norm, call, wants)
+        return (None, None) if wants else self._folded(layer, norm, call)
+
+    def _folded(self, layer: Any, norm: Any, call: Given) -> tuple[Run | None, Served | None]:
+        size = prod(call.shape) * call.x.element_size()
+        asked = replace(call.asked, saved_bytes=2 * size)
+        links = (*(() if norm is None else ("BatchNorm",)), *self._links(call))
+        served = _served(layer, asked, ", ".join(links))
+        name, rank, kind, sizes = self.activation, call.rank, call.x.dtype, call.sizes
+        fold = self._folds.setdefault((call.x.device, kind, call.layout), Fold(kind, call.layout))
+        convolve = CONVOLVE[rank - 1]
+
+        def ours(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+            w, bias, _ = fold.get(layer, norm)
+            x = x if x.dtype is kind else x.to(kind)
+            return convolutions.convolution(x, w, bias, sizes, residual=residual, activation=name)
+
+        def in_one_pass(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+            w, _, stats = fold.get(layer, norm)
+            z = convolve(x if x.dtype is kind else x.to(kind), w, None, *sizes)
+            return passes.apply(stored(z, strides), stats, residual)
+
+        def theirs(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+            w, bias, _ = fold.get(layer, norm)
+            z = convolve(x if x.dtype is kind else x.to(kind), w, bias, *sizes)
+            if residual is not None:
+                z += residual
+            return IN_PLACE.get(name, ACTIVATE[name])(z)
+
+        if served.is_ours:
+            return ours, served
+        if call.why_not_packed() is not None:
+            return theirs, served
+        strides = dense_strides(call.shape, call.layout)
+        passes = TritonNorm(self._applied(call), call.shape, strides, call.x)
+        return in_one_pass, served
+
+    def _applied(self, call: Given) -> Norm:
+        """The one pass over a result of PyTorch's."""
+        return Norm(
+            pixels=prod(call.shape) // call.shape[1],
+            channels=call.shape[1],
+            dtype=view(call.x).dtype,
+            has_residual=call.residual is not None,
+            activation=self.activation,
+        )
+
+    def _in_training(
+        self, layer: Any, norm: Any, call: Given, wants: bool
+    ) -> tuple[Run | None, Served | None]:
+        is_lost = call.residual is not None and self.activation not in ("none", "relu")
+        if is_lost or layer.bias is not None or not _is_normal(norm, call):
+            return None, None
+        if call.why_not_packed() is not None and not layer.__dict__.get(ALWAYS):
+            return None, None
+        asked = call.asked
+        if wants:
+            wants_w = layer.weight.requires_grad
+            asked = replace(asked, wants_x=call.x.requires_grad, wants_w=wants_w)
+        served = _served(layer, asked, ", ".join(("BatchNorm", *self._links(call))))
+        w = layer.weight.detach().to(call.x.dtype)
+        gives_sums = served.is_ours and convolutions.gives_sums(call.x, w, call.sizes)
+        strides = dense_strides(call.shape, call.layout)
+        own = norm_of(
+            *(norm, call.x, call.shape),
+            activation=self.activation,
+            has_residual=call.residual is not None,
+            has_sums=gives_sums,
+        )
+        bound = normaliser(own, call.shape, strides, call.x)
+        chain = Trained(call.x, call.sizes, bound, strides, is_ours=served.is_ours)
+        return chain, served
+
+    def _links(self, call: Given) -> tuple[str, ...]:
+        added = () if call.residual is None else ("addition",)
+        return (*added, *(() if self.activation == "none" else (self.activation,)))
+
+
+class Given:
+    """A call of a convolution's chain, in the type it is computed in."""
+
+    def __init__(self, layer: Any, x: Tensor, residual: Tensor | None, sizes: Layer) -> None:
+        self.x, self.residual, self.sizes = x, residual, sizes
+        self.rank, self.layout = x.dim() - 2, layout_of(view(x))
+        self.shape: tuple[int, ...] = result_shape(x.shape, layer.weight.shape, sizes)
+        self.asked = Asked(
+            kind="conv",
+            x=tuple(x.shape),
+            w=tuple(layer.weight.shape),
+            dtype=x.dtype,
+            device=x.device,
+            layout=self.layout,
+            settings=sizes,
+        )
+
+    def why_not_packed(self) -> str | None:
+        """Why our passes over results cannot serve, or None."""
+        if self.layout != "nhwc":
+            return "channels are not innermost"
+        residual, strides = self.residual, dense_strides(self.shape, self.layout)
+        if residual is not None and (
+            residual.stride() != strides or residual.data_ptr() % ALIGNMENT
+        ):
+            return "the residual is stored in another way than the result"
+        return why_no_kernels(self.x.device)
+
+
+def _call_of(
+    layer: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
+) -> Given | None:
+    """The call as chains take it, or None."""
+    weight, kind = layer.weight, cast or x.dtype
+    rank = weight.dim() - 2
+    if type(weight) not in PLAIN or kind not in NATIVE or x.dim() != rank + 2 or not x.numel():
+        return None
+    if weight.device != x.device or (cast is None and weight.dtype != kind):
+        return None
+    if x.layout is not torch.strided or x.shape[1] != weight.shape[1] * layer.groups:
+        return None
+    sizes = settings(tuple(weight.shape), rank, layer.stride, layer.padding, layer.dilation)
+    call = Given(layer, x.detach().to(kind), residual, (*sizes, layer.groups))
+    if min(call.shape) < 1:
+        return None
+    if residual is not None:
+        is_alike = residual.dtype == kind and residual.device == x.device
+        if type(residual) not in PLAIN or tuple(residual.shape) != call.shape or not is_alike:
+            return None
+    return call
+
+
+def _is_normal(norm: Any, call: Given) -> bool:
+    """Whether a BatchNorm in training is one whose statistics we keep as PyTorch does."""
+    if norm.num_features != call.shape[1] or prod(call.shape) == call.shape[1]:
+        return False  # PyTorch says what is wrong
+    if norm.training and norm.track_running_stats and norm.momentum is None:
+        return False  # a mean over all batches ever seen
+    tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    given = [tensor for tensor in tensors if tensor is not None]
+    if (norm.weight is None) != (norm.bias is None):
+        return False
+    return (
+        all(
+            type(t) in PLAIN
+            and t.device == call.x.device
+            and t.dtype in NATIVE
+            and t.is_contiguous()
+            for t in given
+        )
+        and len({t.dtype for t in given[:2]}) < 2
+    )
+
+
+def _served(layer: Any, asked: Asked, links: str) -> Served:
+    """Who serves the first layer of a chain."""
+    is_known = asked.kind == "linear" or convolutions.is_known(asked.device)
+    if layer.__dict__.get(ALWAYS) and is_known:
+        found = Served(is_ours=True, why="asked for always")
+    else:
+        found = decide(asked)
+    return replace(found, why=f"{found.why}; with {links}" if links else found.why)
+
+
+def _key(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Any:
+    """All that decides what serves; quick, as it is asked before every call."""
+    cast = None
+    if _is_autocast():
+        kind = x.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    weight = layer.weight
+    return (
+        *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), cast),
+        *(weight.dtype, weight.requires_grad),
+        None if norm is None else (norm.training, norm.eps, norm.momentum),
+        None
+        if residual is None
+        else (residual.shape, residual.stride(), residual.dtype, residual.requires_grad),
+        CALLS.generation,
+    )
+
+
+def _has_hooks(*layers: Any) -> bool:
+    """Whether somebody wants to see a layer's own input, result or gradients."""
+    for layer in layers:
+        if layer is not None and (
+            layer._forward_hooks
+            or layer._forward_pre_hooks
+            or layer._backward_hooks
+            or layer._backward_pre_hooks
+        ):
+            return True
+    return _has_global_hooks()

@@ -1,0 +1,386 @@
+"""Layers that follow each other are found, and served as one: the same results in fewer passes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from fusing import fused  # noqa: F401  # a fixture
+from residual_blocks import Basic, Inverted, network
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tilewise as tw
+from tilewise.engines.toolchain import find_compiler
+from tilewise.ops.conv.epilogue import Epilogue
+from tilewise.torch_ops.chains import is_fused, rewrite
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+close = torch.testing.assert_close
+IMAGES = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+def nodes(result: Tensor) -> Counter[str]:
+    """How often each kind of node is behind a result."""
+    seen, todo = set(), [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [other for other, _ in node.next_functions]
+    return Counter(node.name() for node in seen)
+
+
+def chains(module: nn.Module) -> list[tuple[str, str]]:
+    """What the chains of a module's own forward pass are."""
+    made = rewrite(module)
+    return [(type(one).__name__, one.activation) for one in made[1]] if made else []
+
+
+def steps(model: nn.Module, count: int, images: Tensor = IMAGES, **cast: Any) -> list[Tensor]:
+    """Results of training steps, then all gradients and buffers."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    found = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(cast)):
+            result = model(images)
+        result.float().square().mean().backward()
+        optimizer.step()
+        found.append(result.detach())
+    return [*found, *(p.grad for p in model.parameters()), *model.buffers()]  # type: ignore[misc]
+
+
+def test_chains_are_found() -> None:
+    assert chains(Basic(4, 4)) == [("ConvChain", "relu")] * 2
+    assert chains(Inverted(4)) == []  # what it calls are modules of their own
+    assert chains(Inverted(4).block[1]) == [("ConvChain", "silu")]
+    mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 4), nn.ReLU())
+    assert chains(mlp) == [("LinearChain", "gelu"), ("LinearChain", "relu")]
+    model = tw.patch(network(), fuse=True)
+    owners = [name for name, module in model.named_modules() if is_fused(module)]
+    assert owners == [
+        *("", "3", "3.downsample", "4", "5.block.0", "5.block.1"),
+        *("5.block.2", "5.block.3"),
+    ]
+    assert isinstance(model[3], Basic)
+
+
+class Written(nn.Module):
+    """A block whose forward pass is given."""
+
+    def __init__(self, forward: Any, norm: Any = nn.BatchNorm2d, convolution: Any = None) -> None:
+        super().__init__()
+        self.conv = convolution or nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.bn, self.relu, self._forward = norm(4), nn.ReLU(), forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self._forward(self, x)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """Somebody's own."""
+
+
+def twice(self: Any, x: Tensor) -> Any:
+    z = self.bn(self.conv(x))
+    return self.relu(z) + z
+
+
+def overwritten(self: Any, x: Tensor) -> Any:
+    z = self.conv(x)
+    x.mul_(2)
+    return self.relu(self.bn(z) + x)
+
+
+def other_way(self: Any, x: Tensor) -> Any:
+    y = x * 2
+    y += self.bn(self.conv(x))
+    return self.relu(y), y
+
+
+def branching(self: Any, x: Tensor) -> Any:
+    return self.relu(self.bn(self.conv(x))) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda self, x: functional.relu(self.bn(self.conv(x))), ["relu"]),
+        (lambda self, x: (x + self.bn(self.conv(x))).relu_(), ["relu"]),
+        (lambda self, x: torch.relu(torch.add(self.conv(x), x)), ["relu"]),
+        (lambda self, x: self.bn(self.conv(x)) + 1.0, ["none"]),
+        (lambda self, x: torch.add(self.bn(self.conv(x)), x, alpha=2), ["none"]),
+        (lambda self, x: functional.gelu(self.conv(x), approximate="tanh"), []),
+        (twice, ["none"]),
+        (overwritten, []),
+        (other_way, ["none"]),
+        (branching, []),
+    ],
+)
+def test_what_is_a_chain(forward: Any, found: list[str]) -> None:
+    torch.manual_seed(0)
+    block = Written(forward).eval()
+    assert [activation for _, activation in chains(block)] == found
+    with torch.no_grad():
+        x = torch.randn(2, 4, 6, 6)
+        expected = block(x.clone())
+        close(tw.patch(block, fuse=True, always=True)(x.clone()), expected)
+
+
+def test_other_peoples_layers_stay() -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        return self.relu(self.bn(self.conv(x)))
+
+    assert chains(Written(forward, norm=OwnNorm)) == []
+    edges = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
+    assert chains(Written(forward, convolution=edges)) == []
+    uneven = nn.Conv2d(4, 4, 2, padding="same")
+    assert chains(Written(forward, convolution=uneven)) == []
+
+
+def test_inference_folds_and_fuses(fused: list[Epilogue]) -> None:  # noqa: F811
+    plain, patched = network(), tw.patch(network(), fuse=True, always=True)
+    for model in (plain, patched):
+        steps(model, 2)
+        model.eval()
+    fused.clear()
+    for _ in range(2):
+        with torch.no_grad():
+            close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+    done = Counter((e.bias, e.residual, e.activation) for e in fused)
+    assert (
+        done
+        == {
+            (True, False, "relu"): 2 * 3,  # the stem, and the first layer of each block
+            (True, True, "relu"): 2 * 2,
+            (True, False, "none"): 2 * 2,  # the shortcut, the last layer of the inverted block
+            (True, False, "silu"): 2 * 3,  # both before it, and the squeezing one
+        }
+        or (True, False, "none") in done
+    )
+    folded = [row.served.why for row in tw.layers(patched) if not row.with_gradients]
+    assert sum("BatchNorm, addition, relu" in why for why in folded) == 2
+    assert any("with gelu" in why for why in folded)
+
+
+def test_pytorchs_convolution_is_folded_for_too() -> None:
+    plain, patched = network().eval(), tw.patch(network(), fuse=True).eval()
+    calls: list[Any] = []
+    for norm in (m for m in patched.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.forward = lambda x: calls.append(x) or x  # type: ignore[method-assign]
+    with torch.no_grad():
+        close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+    assert calls == []
+
+
+def test_new_weights_are_folded_anew() -> None:
+    plain, patched = network().eval(), tw.patch(network(), fuse=True).eval()
+    with torch.no_grad():
+        patched(IMAGES)
+        for change in (
+            lambda m: m[0].weight.mul_(1.5),
+            lambda m: m[1].running_var.mul_(3),
+            lambda m: m[1].bias.add_(1),
+            lambda m: m.load_state_dict({n: t * 1.1 for n, t in m.state_dict().items()}),
+            lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight * 2)),
+            lambda m: steps_and_back(m),
+        ):
+            for model in (plain, patched):
+                change(model)
+            close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+@torch.enable_grad()
+def steps_and_back(model: nn.Module) -> None:
+    steps(model.train(), 1)
+    model.eval()
+
+
+def test_gradients_in_eval_mode_see_every_layer() -> None:
+    plain, patched = network().eval(), tw.patch(network(), fuse=True).eval()
+    assert nodes(patched(IMAGES)) == nodes(plain(IMAGES))
+
+
+def test_without_a_gain_training_is_pytorchs_own() -> None:
+    plain, patched = network(), tw.patch(network(), fuse=True)
+    assert nodes(patched(IMAGES)) == nodes(plain(IMAGES))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_chain_in_training_is_one_node(fused: list[Epilogue], is_last: bool) -> None:  # noqa: F811
+    images = IMAGES.to(memory_format=torch.channels_last) if is_last else IMAGES
+    plain, patched = network(), tw.patch(network(), fuse=True, always=True)
+    found = nodes(patched(images))
+    norms = sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
+    assert found["_TrainedBackward"] == norms
+    assert not any("BatchNorm" in name for name in found)
+    assert fused.count(Epilogue(sums=True)) == norms
+    assert nodes(plain(images))["_TrainedBackward"] == 0
+    for ours, theirs in zip(steps(patched, 3, images), steps(plain, 3, images), strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def small(*norm: Any, **settings: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 6, 3, bias=False)
+    return nn.Sequential(first, nn.BatchNorm2d(6, *norm, **settings), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_one"),
+    [
+        ({}, True),
+        ({"affine": False}, True),
+        ({"track_running_stats": False}, True),
+        ({"eps": 0.1, "momentum": 0.5}, True),
+        ({"momentum": None}, False),
+    ],
+)
+def test_settings_of_batch_norm(settings: dict[str, Any], is_one: bool) -> None:
+    plain, patched = small(**settings), tw.patch(small(**settings), fuse=True, always=True)
+    assert nodes(patched(IMAGES))["_TrainedBackward"] == is_one
+    plain(IMAGES)
+    for ours, theirs in zip(steps(patched, 2), steps(plain, 2), strict=True):
+        close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for model in (plain, patched):
+        model.eval()
+    with torch.no_grad():
+        close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-5)
+        for model in (plain, patched):
+            model.train()
+        close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(patched.buffers(), plain.buffers(), strict=True):
+        close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_training_under_autocast() -> None:
+    plain, patched = network(), tw.patch(network(), fuse=True, always=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert patched(IMAGES).dtype == torch.bfloat16
+        plain(IMAGES)
+    for ours, theirs in zip(steps(patched, 2, cast=True), steps(plain, 2, cast=True), strict=True):
+        assert ours.dtype == theirs.dtype
+        close(ours.float(), theirs.float(), rtol=0.1, atol=0.1)
+
+
+def test_frozen_layers_and_inputs_that_want_gradients() -> None:
+    given = []
+    for model in (small(), tw.patch(small(), fuse=True, always=True)):
+        model[0].weight.requires_grad_(False)
+        x = IMAGES.clone().requires_grad_()
+        model(x).square().sum().backward()
+        assert model[0].weight.grad is None
+        given.append((x.grad, model[1].weight.grad, model[1].bias.grad))
+    for theirs, ours in zip(*given, strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def kept_bytes(model: nn.Module) -> int:
+    """What autograd keeps of a forward pass, each piece of memory once; parameters aside."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held: dict[int, Any] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model(torch.randn(8, 3, 64, 64))
+    assert result.requires_grad
+    return sum(t.untyped_storage().nbytes() for at, t in held.items() if at not in own)
+
+
+def test_no_more_is_kept_than_pytorch_keeps() -> None:
+    ours, theirs = kept_bytes(tw.patch(network(), fuse=True, always=True)), kept_bytes(network())
+    assert ours <= 1.01 * theirs  # statistics have two rows more
+
+
+def test_hooks_see_their_layers() -> None:
+    patched = tw.patch(network(), fuse=True, always=True).eval()
+    seen: list[Any] = []
+    patched[1].register_forward_hook(lambda module, given, result: seen.append(result))
+    with torch.no_grad():
+        close(patched(IMAGES), network().eval()(IMAGES), rtol=1e-4, atol=1e-4)
+    assert len(seen) == 1
+
+
+def test_inference_mode_and_checkpoints_of_activations() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain, patched = small(), tw.patch(small(), fuse=True, always=True)
+    results = []
+    for model in (plain, patched):
+        checkpoint(model, IMAGES, use_reentrant=False).square().sum().backward()
+        with torch.inference_mode():
+            results.append([model.eval()(IMAGES).clone(), model[0].weight.grad])
+        with torch.no_grad():
+            results[-1].append(model(IMAGES))
+    for theirs, ours in zip(*results, strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_layers_that_are_exchanged_later() -> None:
+    patched = tw.patch(network(), fuse=True, always=True).eval()
+    plain = network().eval()
+    with torch.no_grad():
+        patched(IMAGES)
+        for model in (plain, patched):
+            torch.manual_seed(5)
+            model[1] = nn.Identity()
+            model[3].conv1 = nn.Conv2d(8, 16, 3, 2, padding=1)
+        close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+def test_fused_models_are_copied_stored_and_undone() -> None:
+    patched = tw.patch(network(), fuse=True, always=True)
+    names = list(patched.state_dict())
+    assert names == list(network().state_dict())
+    patched.eval()
+    with torch.no_grad():
+        expected = patched(IMAGES)
+        for other in (copy.deepcopy(patched), pickle.loads(pickle.dumps(patched))):
+            assert is_fused(other[3])
+            close(other(IMAGES), expected)
+            other[3].conv1.weight.zero_()  # a copy's chains are of its own layers
+            assert not torch.allclose(other(IMAGES), expected)
+        close(patched(IMAGES), expected)
+    tw.patch(patched)  # without fuse
+    assert not any(map(is_fused, patched.modules()))
+    tw.unpatch(tw.patch(patched, fuse=True))
+    for ours, theirs in zip(patched.modules(), network().modules(), strict=True):
+        assert type(ours) is type(theirs)
+        assert not any(name.startswith("_tilewise") for name in ours.__dict__)
+
+
+def test_compiled_models_are_the_compilers_to_fuse() -> None:
+    seen: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch._dynamo.reset()
+    patched = tw.patch(network(), fuse=True, always=True).eval()
+    compiled = torch.compile(patched, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        close(compiled(IMAGES), network().eval()(IMAGES), rtol=1e-4, atol=1e-4)
+    assert functional.batch_norm in seen or any("batch_norm" in str(one) for one in seen)
+    assert not any("hain" in str(target) for target in seen)
+
+
+def test_watched_calls_see_every_layer() -> None:
+    """Modes, transforms and traces look at PyTorch's operators."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    patched = tw.patch(small(), fuse=True).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        patched(IMAGES)
+    assert counter.get_total_flops() == 2 * 4 * 6 * 100 * 27
+    batched = torch.func.vmap(patched)(IMAGES[:, None])
+    close(batched[:, 0], patched(IMAGES))

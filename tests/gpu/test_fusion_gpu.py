@@ -1,0 +1,278 @@
+"""Fused convolutions and chains of layers on a GPU: right, and taken.
+
+PYTHONPATH=src python -m pytest tests/gpu/test_fusion_gpu.py -p no:cacheprovider
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from torch import nn  # noqa: E402
+
+import tilewise as tw  # noqa: E402
+from tilewise.dispatch import _dispatcher, default_dispatcher  # noqa: E402
+from tilewise.dispatch.remembered import CALLS  # noqa: E402
+from tilewise.engines.device import detect  # noqa: E402
+from tilewise.torch_ops import convolutions, switch  # noqa: E402
+from tilewise.torch_ops.norms import PlainNorm  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+functional = torch.nn.functional
+BF16 = torch.bfloat16
+LAST = torch.channels_last
+FAMILIES = {
+    "cuda": ("im2col", "rows", "gather", "halo", "channelwise", "depthwise", "grouped", "stem"),
+    "triton": ("implicit", "direct", "packed", "merged"),
+}
+LAYERS: dict[str, tuple[int, int, int, int, int]] = {
+    "dense": (64, 128, 3, 1, 1),
+    "1x1": (64, 256, 1, 1, 1),
+    "strided": (64, 64, 3, 2, 1),
+    "grouped": (128, 128, 3, 1, 32),
+    "depthwise": (96, 96, 3, 1, 96),
+    "stem": (3, 64, 7, 2, 1),
+}
+"""Channels in and out, size of the filter, stride, groups."""
+
+
+def near(out: Any, expected: Any, limit: float = 1e-2) -> bool:
+    wanted = expected.double()
+    return bool((out.double() - wanted).norm() <= limit * wanted.norm())
+
+
+def _family(kernel: Any) -> tuple[str, str]:
+    return kernel.engine, getattr(kernel, "family", "")
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Lets our own convolutions serve, of one family if asked, with or without a model."""
+    _dispatcher.cache_clear()
+    for module in (convolutions, switch):
+        monkeypatch.setattr(module, "is_known", lambda device: True)
+
+    def choose(engine: str = "", family: str = "") -> bool:
+        found = False
+        for op in ("conv_fwd", "conv_bwd_data", "conv_bwd_weight"):
+            registry = default_dispatcher(op, detect("gpu")).registry
+            registry.declare([k for k in registry.kernels if k.engine == "vendor"], priority="low")
+            first = [k for k in registry.kernels if _family(k) == (engine, family)]
+            registry.declare(first, priority="high")
+            found |= op == "conv_fwd" and bool(first)
+        CALLS.forget()
+        return found
+
+    choose()
+    yield choose
+    _dispatcher.cache_clear()
+    CALLS.forget()
+
+
+def unfused(*args: Any, **named: Any) -> Any:
+    raise AssertionError("what could be fused was done in a pass of its own")
+
+
+def layer(name: str, dtype: Any = BF16) -> tuple[Any, Any, Any, Any, dict[str, int]]:
+    torch.manual_seed(0)
+    c, k, size, stride, groups = LAYERS[name]
+    x = torch.randn(4, c, 28, 28, device="cuda").to(dtype).to(memory_format=LAST)
+    w = torch.randn(k, c // groups, size, size, device="cuda").to(dtype) / size
+    side = (28 + 2 * (size // 2) - size) // stride + 1
+    residual = torch.randn(4, k, side, side, device="cuda").to(dtype).to(memory_format=LAST)
+    bias = torch.randn(k, device="cuda").to(dtype)
+    settings = {"stride": stride, "padding": size // 2, "groups": groups}
+    return x, w.to(memory_format=LAST), bias, residual, settings
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_epilogues_are_fused(
+    name: str, activation: str | None, ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "_finish", unfused)
+    monkeypatch.setattr(convolutions, "theirs", unfused)
+    x, w, bias, residual, settings = layer(name)
+    after = getattr(functional, activation) if activation else lambda z: z
+    wide = functional.conv2d(x.double(), w.double(), bias.double(), **settings)
+    for added in (None, residual):
+        expected = after(wide if added is None else wide + added.double())
+        for _ in range(2):
+            out = tw.conv2d(x, w, bias, **settings, activation=activation, residual=added)
+            assert near(out, expected)
+
+
+@pytest.mark.parametrize(("engine", "family"), [(e, f) for e in FAMILIES for f in FAMILIES[e]])
+def test_sums_of_every_family(engine: str, family: str, ours: Any) -> None:
+    if not ours(engine, family):
+        pytest.skip(f"no {family} kernels here")
+    for name in LAYERS:
+        x, w, _, _, settings = layer(name)
+        sizes = ((settings["stride"],) * 2, (settings["padding"],) * 2, (1, 1), settings["groups"])
+        sums = torch.full((2, w.shape[0]), float("nan"), device="cuda")
+        for _ in range(2):
+            z = convolutions.convolution_with_sums(x, w, sums, sizes).double()
+            assert near(sums[0], z.sum((0, 2, 3)), 1e-3)
+            assert near(sums[1], z.square().sum((0, 2, 3)), 1e-4)
+
+
+class Block(nn.Module):
+    """As ResNeXt and EfficientNet have them."""
+
+    def __init__(self, channels: int, groups: int, act: Any) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+        self.act, self.relu = act(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        out = self.act(self.bn1(self.conv1(x)))
+        out = self.act(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += x
+        return self.relu(out)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)),
+        *(Block(64, 16, nn.ReLU), Block(64, 64, nn.SiLU)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10)),
+    )
+    return model.cuda().to(memory_format=LAST)
+
+
+def images(count: int = 8) -> Any:
+    torch.manual_seed(1)
+    return torch.randn(count, 3, 64, 64, device="cuda").to(memory_format=LAST)
+
+
+def nodes(result: Any) -> list[str]:
+    seen, todo = set(), [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [other for other, _ in node.next_functions]
+    return [node.name() for node in seen]
+
+
+def steps(model: nn.Module, x: Any, cast: bool, count: int = 3) -> list[Any]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    losses = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", BF16, enabled=cast):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *model.buffers(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("always", [False, True])
+def test_training(cast: bool, always: bool, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainNorm, "forward", unfused)
+    plain, patched = network(), tw.patch(network(), fuse=True, always=always)
+    with torch.autocast("cuda", BF16, enabled=cast):
+        found = nodes(patched(images()))
+        plain(images())
+    assert found.count("_TrainedBackward") == 7
+    assert not any("BatchNorm" in name for name in found)
+    limit = 5e-2 if cast else 5e-3
+    for one, other in zip(
+        steps(patched, images(), cast), steps(plain, images(), cast), strict=True
+    ):
+        assert one.dtype == other.dtype
+        assert near(one, other, limit) or float((one - other).abs().max()) < limit
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_inference(dtype: Any, always: bool, ours: Any) -> None:
+    model = network()
+    steps(model, images(), False)
+    model = model.eval().to(dtype)
+    patched = tw.patch(copy.deepcopy(model), fuse=True, always=always)
+    for norm in (m for m in patched.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.forward = unfused  # type: ignore[method-assign]
+    x = images().to(dtype)
+    with torch.no_grad():
+        for _ in range(2):
+            assert near(patched(x), model(x), 2e-2 if dtype is BF16 else 2e-3)
+
+
+def test_graphs_of_fused_models(ours: Any) -> None:
+    model = network()
+    patched = tw.patch(copy.deepcopy(model), fuse=True, always=True)
+    x = images()
+    for one, task in ((patched.eval(), "inference"), (patched, "training")):
+        one.train(task == "training")
+        model.train(task == "training")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.set_grad_enabled(task == "training"):
+            for _ in range(2):
+                result = one(x)
+                if task == "training":
+                    result.square().mean().backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        for parameter in one.parameters():
+            parameter.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.set_grad_enabled(task == "training"):
+            result = one(x)
+            if task == "training":
+                result.square().mean().backward()
+        x.copy_(images() * 0.5)
+        graph.replay()
+        with torch.no_grad():
+            assert near(result, model(x), 1e-2)
+
+
+def test_memory_is_not_more_than_pytorchs(ours: Any) -> None:
+    peaks = []
+    for model in (network(), tw.patch(network(), fuse=True)):
+        x = images(64)
+        for _ in range(2):  # the first one builds
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", BF16):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            peak = torch.cuda.max_memory_allocated() - before
+            model.zero_grad(set_to_none=True)
+            del loss
+        peaks.append(peak)
+    assert peaks[1] <= 1.05 * peaks[0]
+
+
+def test_channels_first_models_stay_as_they_are() -> None:
+    patched = tw.patch(network().to(memory_format=torch.contiguous_format), fuse=True)
+    found = nodes(patched(images().contiguous()))
+    assert "_TrainedBackward" not in found
+
+
+def test_chains_are_kept_apart_from_each_other() -> None:
+    """Two models of one class share no folded weights."""
+    one, two = (tw.patch(network().eval(), fuse=True) for _ in range(2))
+    with torch.no_grad():
+        two[0].weight.mul_(0.5)
+        first, second = one(images()), two(images())
+        assert not torch.allclose(first, second)
+        assert near(one(images()), first)
