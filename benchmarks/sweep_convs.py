@@ -4,6 +4,7 @@
 usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp16:250]
                                         [--ops conv_fwd,conv_bwd_data,conv_bwd_weight]
                                         [--top 16] [--whole 0.2] [--seed 0] [--arch sm_90:H200]
+                                        [--engines cuda,vendor]
                                         [--problems FOLDER | --check | --dry-run] [--json]
 
 The problems of a set are the convolutions of real networks and drawn ones, a third of them grouped
@@ -84,6 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--whole", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arch", default="sm_90:H200", help="whose limits bound the problems")
+    parser.add_argument("--engines", default="", help="those alone; all that there are otherwise")
     parser.add_argument("--problems", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
@@ -184,10 +186,15 @@ class Narrowing:
             yield json.dumps({**labels, "top": top} if at >= one.whole else labels, default=str)
 
 
+def engines_of(one: Set, args: argparse.Namespace, kind: str) -> list[str]:
+    wanted = args.engines.split(",") if args.engines else None
+    return [e for e in engines_for(kind, get_op(one.op)) if wanted is None or e in wanted]
+
+
 def run_set(one: Set, args: argparse.Namespace, budget_s: float, kind: str) -> Summary:
     """One set swept until its time is up; what was measured before is known."""
     policy: Policy = parse_policy("quick" if kind == "cpu" else POLICY, kind)
-    engines = engines_for(kind, get_op(one.op))
+    engines = engines_of(one, args, kind)
     config = WorkerConfig(engines=engines, policy=policy, kind=kind, limits=Limits(timeout_s=10.0))
     gpus = visible_gpus() if kind == "gpu" else []
     held: list[Narrowing] = []
@@ -237,7 +244,7 @@ def check(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> list[d
     """Every launch of the sweep, worked out as the device would make it; raises where one fails."""
     rows = []
     for one in listed:
-        engines = engines_for("gpu", get_op(one.op))
+        engines = engines_of(one, args, "gpu")
         kernels = pool(one.op, one.dtype, arch, engines)
         narrow, launches, sources, families_ = (
             Narrowing(one, kernels, args.top),
