@@ -9,13 +9,16 @@ from tempfile import TemporaryDirectory
 
 from tilewise import __version__
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import OPERAND_DTYPES
+from tilewise.core.dtypes import dtype as element
 from tilewise.core.expressions import Expression
 from tilewise.core.model import Model
+from tilewise.core.problem import check_dtypes
 from tilewise.core.source import comment
 from tilewise.core.trace import TraceError
 from tilewise.errors import FileError, InputError
 from tilewise.export import cpu, gpu
-from tilewise.export.cases import cases, parse_where
+from tilewise.export.cases import Case, cases, parse_where
 from tilewise.export.example import example_texts
 from tilewise.export.front import dtype_enum, op_enum, problem_structs, words_of
 from tilewise.export.ranking import Blob
@@ -111,13 +114,14 @@ def _where(wanted: Wanted) -> Expression | None:
     return parse_where(wanted.where, get_op(wanted.op))
 
 
-def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple:  # type: ignore[type-arg]
-    from tilewise.core.dtypes import dtype as element
-
+def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple[Case, ...]:
     op = get_op(wanted.op)
     found = []
     for dtype in wanted.dtypes:
-        asked = {"dtype": (dtype,), "out_dtype": wanted.out_dtypes or (element(dtype).result,)}
+        results = wanted.out_dtypes or (element(dtype).result,)
+        for result in results:
+            check_dtypes(dtype, result, OPERAND_DTYPES)
+        asked = {"dtype": (dtype,), "out_dtype": results}
         for name, known in words.items():
             if name in asked:
                 continue

@@ -19,6 +19,8 @@ class Constants:
     """Numbers and texts of one tree, in the order in which its function reads them."""
 
     texts: Texts
+    shared: Callable[[str], str]
+    """The name of a function of its own for statements that many leaves have in common."""
     numbers: list[int] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
 
@@ -130,7 +132,7 @@ def body(tree: Tree | None, leaf: LeafSource, constants: Constants, indent: int 
     if tree is None:
         return f"{pad}return unseen(why);\n"
     if isinstance(tree, Leaf):
-        return "".join(f"{pad}{line}\n" for line in leaf(tree, constants))
+        return "".join(f"{pad}{line}\n" for line in _leaf_lines(tree, leaf, constants))
     assert isinstance(tree, Branch)
     test = expression(tree.test, constants)
     test = test[1:-1] if test.startswith("(") else test
@@ -140,6 +142,22 @@ def body(tree: Tree | None, leaf: LeafSource, constants: Constants, indent: int 
         return f"{pad}if ({test}) {{\n{yes}{pad}}}\n{no}"
     no = body(tree.no, leaf, constants, indent + 1)
     return f"{pad}if ({test}) {{\n{yes}{pad}}} else {{\n{no}{pad}}}\n"
+
+
+SHORT = 3
+"""Statements of a leaf that stand in the tree; longer ones are functions of their own."""
+
+
+def _leaf_lines(tree: Leaf, leaf: LeafSource, constants: Constants) -> list[str]:
+    own = Constants(constants.texts, constants.shared)
+    lines = leaf(tree, own)
+    if len(lines) <= SHORT:
+        return leaf(tree, constants)
+    name = constants.shared("".join(f"  {line}\n" for line in lines))
+    numbers, fractions = len(constants.numbers), len(constants.fractions)
+    constants.numbers += own.numbers
+    constants.fractions += own.fractions
+    return [f"return {name}(p, c + {numbers}, f + {fractions}, why, made);"]
 
 
 def reason(leaf: Leaf, constants: Constants) -> list[str]:
@@ -175,13 +193,14 @@ class Functions:
     def __init__(self, prefix: str, parameters: str, texts: Texts) -> None:
         self.prefix, self.parameters, self.texts = prefix, parameters, texts
         self._bodies: dict[str, int] = {}
+        self._leaves: dict[str, int] = {}
         self._numbers: list[int] = []
         self._fractions: list[float] = []
         self._places: dict[tuple[object, ...], int] = {}
 
     def add(self, tree: Tree | None, leaf: LeafSource) -> Row:
         """The row of a tree."""
-        constants = Constants(self.texts)
+        constants = Constants(self.texts, self._shared)
         text = body(tree, leaf, constants)
         function = self._bodies.setdefault(text, len(self._bodies))
         return Row(
@@ -189,6 +208,9 @@ class Functions:
             self._placed(tuple(constants.numbers), self._numbers),
             self._placed(tuple(constants.fractions), self._fractions),
         )
+
+    def _shared(self, text: str) -> str:
+        return f"{self.prefix}_leaf_{self._leaves.setdefault(text, len(self._leaves))}"
 
     def _placed(self, values: tuple[Any, ...], table: list[Any]) -> int:
         key = (id(table), *values)
@@ -200,11 +222,10 @@ class Functions:
     def source(self) -> str:
         """The functions and their numbers."""
         name = self.prefix
-        parts = [
-            f"bool {name}_{at}({self.parameters}) {{\n"
-            f"  (void)p, (void)c, (void)f, (void)why;\n{text}}}\n"
-            for text, at in self._bodies.items()
-        ]
+        named = [(f"{name}_leaf_{at}", text) for text, at in self._leaves.items()]
+        named += [(f"{name}_{at}", text) for text, at in self._bodies.items()]
+        unused = "  (void)p, (void)c, (void)f, (void)why;\n"
+        parts = [f"bool {own}({self.parameters}) {{\n{unused}{text}}}\n" for own, text in named]
         listed = ", ".join(f"{name}_{at}" for at in range(len(self._bodies)))
         parts.append(f"constexpr decltype(&{name}_0) {name}_functions[] = {{{listed}}};\n")
         parts.append(array(f"constexpr int64_t {name}_numbers", self._numbers or [0]))
