@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import random
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_stub import STREAM, Stub, install
 from exported import Exported, built
 
-from tilewise.core.arch import load_arch
-from tilewise.core.dtypes import dtype as element
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
+from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Resources
-from tilewise.engines.gpu.build import source_key
+from tilewise.engines.gpu.bound import BoundLaunch
+from tilewise.engines.gpu.build import compile_step, source_key
 from tilewise.engines.gpu.driver import PROMOTIONS, SWIZZLES
 from tilewise.engines.gpu.layout import laid_out
 from tilewise.engines.gpu.maps import map_box, map_swizzle, type_of
@@ -31,7 +32,9 @@ from tilewise.export.cases import _drawn, size_fields
 from tilewise.export.library import Wanted, prepared, write_library
 from tilewise.export.rules import OpExport
 from tilewise.ops.contract import get_op
+from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import CudaSource, Pointer, Scratch, Step, TensorMap, Zero
+from tilewise.selection.models import load_models
 
 COUNT = 1000
 ARCH = load_arch("sm_90:H200")
@@ -63,7 +66,8 @@ int main() {
     char said[512] = "";
     Text why{said, sizeof said};
     Launch made;
-    if (!op.is_usable(kernel, which, sizes, &why) || !op.launch(kernel, which, sizes, &made, &why)) {
+    if (!op.is_usable(kernel, which, sizes, &why) ||
+        !op.launch(kernel, which, sizes, &made, &why)) {
       std::printf("{\\"why\\": \\"%s\\"}\\n", said);
       continue;
     }
@@ -143,9 +147,7 @@ def chosen(op: str, export: OpExport) -> OpExport:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpExport, Path, gpu.Objects]:
     """The launches of GEMM kernels as a program that prints them."""
     where = "k < 1048576 and n < 1048576 and m < 1048576"
-    wanted = Wanted(
-        op="gemm", arch=ARCH, dtypes=("bf16",), layouts=("rcr", "rrr"), where=where
-    )
+    wanted = Wanted(op="gemm", arch=ARCH, dtypes=("bf16",), layouts=("rcr", "rrr"), where=where)
     export = chosen("gemm", prepared(wanted))
     folder = tmp_path_factory.mktemp("launches") / "library"
     made: list[gpu.Objects] = []
@@ -300,4 +302,160 @@ def test_every_family_is_tried(shown: tuple[OpExport, Path, gpu.Objects]) -> Non
     }
 
 
-__all__ = ["Exported", "ctypes", "element", "shutil"]
+SMALL = "batch == 1 and n % 8 == 0 and k % 8 == 0 and n >= 16 and k >= 16 and m < 65536"
+ADDRESSES = (0x10000, 0x20000, 0x30000)
+"""Of A, B and C."""
+WORKSPACE = 0x900000
+
+
+def model_for(arch: Arch) -> Model | None:
+    """The shipped model; for AMD's GPUs, which have none, the same as if it were theirs."""
+    if arch.vendor == "nvidia":
+        return None
+    (model,) = load_models("gemm", ARCH)
+    manifest = {k: v for k, v in model.manifest.items() if k != "figures"}
+    return replace(model, arch=arch.name, device="", manifest=manifest)
+
+
+@pytest.mark.parametrize(
+    ("label", "driver", "expression"),
+    [
+        (
+            "sm_90:H200",
+            "libcuda.so.1",
+            'family == "duo" and tile_n == 128 and group_m == 4 or family == "ws" and fill == 1 '
+            'and tile_m == 128 and tile_n == 128 or family == "splitk" and split_k == 4',
+        ),
+        (
+            "gfx942",
+            "libamdhip64.so",
+            'family == "splitk" and split_k == 4 and tile_m == 32 or family == "pointer" '
+            "and tile_m == 128 and tile_n == 128",
+        ),
+    ],
+)
+def test_drivers_are_asked_as_python_asks_them(
+    label: str,
+    driver: str,
+    expression: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real objects: what both launch is the same, from grids to the bytes of parameters."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    arch = load_arch(label)
+    wanted = Wanted(
+        op="gemm",
+        arch=arch,
+        dtypes=("bf16",),
+        layouts=("rcr",),
+        expression=expression,
+        where=SMALL,
+        model=model_for(arch),
+    )
+    export = prepared(wanted)
+    write_library(tmp_path / "library", [export])
+    stub = Stub(tmp_path, driver)
+    install(stub, monkeypatch)
+    exported = Exported(built(tmp_path / "library"), [export])
+    tried = 0
+    for at, kernel in enumerate(export.kernels):
+        for m, n, k in ((64, 512, 4096), (4096, 4096, 1024), (2048, 1536, 512)):
+            problem = GemmProblem(m=m, n=n, k=k, dtype="bf16")
+            if export.op.why_unusable(kernel, problem, export.arch) is None:
+                theirs = python_calls(stub, export, kernel, problem)
+                ours = library_calls(stub, exported, export, at, problem)
+                assert ours == theirs
+                tried += 1
+    assert tried >= 2
+
+
+def python_calls(stub: Stub, export: OpExport, kernel: Kernel, problem: Problem) -> Any:
+    launch = export.op.module("launch").launch(kernel, problem, export.arch)
+    bound = BoundLaunch(launch, export.arch, kernel.name, (2, 0, 1))
+    stub.forget()
+    bound._workspace = (launch.zeroed_bytes, launch.workspace_bytes - launch.zeroed_bytes)
+    a, b, c = ADDRESSES
+    given = [c, a, b]
+    if bound.needs_scratch:
+        given += [WORKSPACE, WORKSPACE + launch.zeroed_bytes]
+    for place, maps in bound._maps:
+        given.append(maps[(c, a, b)[place]])
+    assert bound._start(STREAM, *given) == 0
+    return compared(stub.calls())
+
+
+def library_calls(
+    stub: Stub, exported: Exported, export: OpExport, at: int, problem: Problem
+) -> Any:
+    opened = exported.open()
+    launch = export.op.module("launch").launch(export.kernels[at], problem, export.arch)
+    for step in launch.steps:
+        if isinstance(step, Step):
+            stub.tell(compile_step(step, export.arch.name).parameters)
+    plan = exported.plan(opened, problem, at)
+    facts = exported.c.tilewise_facts(plan)
+    assert facts.workspace_bytes == launch.workspace_bytes
+    assert facts.zeroed_bytes == launch.zeroed_bytes
+    stub.forget()
+    tensors = (ctypes.c_void_p * 3)(*ADDRESSES)
+    code = exported.call(
+        *("tilewise_execute", plan, tensors, 3, WORKSPACE, facts.workspace_bytes, STREAM, 1)
+    )
+    assert code == 0, exported.said
+    exported.c.tilewise_release(plan)
+    exported.c.tilewise_close(opened)
+    return compared(stub.calls())
+
+
+def compared(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls without what differs from one time to the next: handles and serial numbers."""
+    kept = []
+    for call in calls:
+        call.pop("function", None)
+        call.pop("serial", None)
+        call.pop("context", None)
+        if "parameters" in call:
+            call["parameters"] = [p if len(p) < 256 else "map" for p in call["parameters"]]
+        kept.append(call)
+    return sorted(kept, key=lambda call: (call["call"], str(call)))
+
+
+def test_failures_of_the_driver_are_values(tmp_path: Path, monkeypatch: Any) -> None:
+    """A launch that fails, addresses that do not fit, a workspace that is too small."""
+    pytest.importorskip("triton")
+    expression = 'family == "splitk" and split_k == 4 and tile_m == 32'
+    wanted = Wanted(
+        op="gemm",
+        arch=ARCH,
+        dtypes=("bf16",),
+        layouts=("rcr",),
+        expression=expression,
+        where=SMALL,
+    )
+    export = prepared(wanted)
+    write_library(tmp_path / "library", [export])
+    stub = Stub(tmp_path)
+    exported = Exported(built(tmp_path / "library"), [export])
+    opened = exported.open()
+    plan = exported.plan(opened, GemmProblem(m=64, n=512, k=4096, dtype="bf16"), 0)
+    size = exported.c.tilewise_facts(plan).workspace_bytes
+    assert size > 0
+
+    def execute(tensors: tuple[int, ...], room: int) -> int:
+        given = (ctypes.c_void_p * len(tensors))(*tensors)
+        return exported.call(
+            *("tilewise_execute", plan, given, len(tensors), WORKSPACE, room, STREAM, 0)
+        )
+
+    stub.forget()
+    assert execute(ADDRESSES, size) == 0
+    assert [call["call"] for call in stub.calls()] == ["clear", "launch"]
+    assert execute(ADDRESSES, size - 1) == 4
+    assert "workspace" in exported.said
+    assert execute((0x10000, 0x20008, 0x30000), size) == 4
+    assert "multiple of 16" in exported.said
+    stub.fail(719)
+    assert execute(ADDRESSES, size) == 5
+    assert "unspecified launch failure" in exported.said

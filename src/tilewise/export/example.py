@@ -18,7 +18,7 @@ from tilewise.export.rules import OpExport
 
 _ONES = {"fp32": 0x3F800000, "tf32": 0x3F800000, "fp16": 0x3C00, "bf16": 0x3F80, "int8": 1}
 _ONES |= {"fp8": 0x38, "bf8": 0x3C, "int32": 1}
-LEAST_BYTES, MOST_BYTES = 1 << 14, 1 << 21
+LEAST_BYTES, MOST_BYTES = 1 << 14, 1 << 24
 CUDA = {
     "DRIVER": "libcuda.so.1",
     "ALLOCATE": "cuMemAlloc_v2",
@@ -66,8 +66,9 @@ def _problem(export: OpExport) -> tuple[Case, Problem, float]:
             continue
         ones = [np.ones(shape) for shape in export.op.shapes(problem)[:-1]]
         result = export.op.reference(problem, *ones)
-        if result.min() == result.max() <= 256:
-            return case, problem, float(result.flat[0])
+        value = float(result.flat[0])
+        if result.min() == result.max() and _is_held(value, problem.out_dtype):
+            return case, problem, value
     raise InputError("none of the problems that were tried makes an example; widen --where")
 
 
@@ -87,6 +88,13 @@ def _fields(export: OpExport, case: Case, problem: Problem) -> Iterator[str]:
     sizes: dict[str, Any] = {name: getattr(problem, name) for name in size_fields(export.op)}
     for name, size in sizes.items():
         yield f"problem.{identifier(name)} = {number(size)};"
+
+
+def _is_held(value: float, dtype: str) -> bool:
+    """Whether the type holds a sum of ones exactly."""
+    if dtype == "fp16":
+        return bool(np.float16(value) == value)
+    return value < 2**24 and (dtype != "bf16" or not int(np.float32(value).view("u4")) % 2**16)
 
 
 def _bits(value: float, dtype: str) -> int:
