@@ -68,7 +68,10 @@ class Number:
     """A size, or what was computed from sizes; told apart by what it is, never hashed."""
 
     __slots__ = ("node",)
-    __hash__ = None  # type: ignore[assignment]  # a cache would answer for other sizes
+
+    def __hash__(self) -> int:
+        """None: a cache would answer for other sizes."""
+        raise TraceError("a size that is not known cannot be looked up")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -99,6 +102,9 @@ class Number:
 
     def __mod__(self, other: Any) -> Any:
         return _arithmetic("%", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _arithmetic("%", other, self)
 
     def __truediv__(self, other: Any) -> Any:
         return _arithmetic("/", self, other)
@@ -163,6 +169,11 @@ class Truth:
 
     def __bool__(self) -> bool:
         return _current().ask(self.node)
+
+    def __index__(self) -> int:
+        return int(bool(self))
+
+    __int__ = __index__
 
     def __eq__(self, other: object) -> Any:
         return bool(self) == bool(other)

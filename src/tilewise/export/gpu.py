@@ -29,7 +29,7 @@ from tilewise.engines.gpu.objects import GpuObject, over_limit
 from tilewise.errors import BuildError, InputError, TensorError
 from tilewise.export.cases import Case
 from tilewise.export.render import Constants, LeafSource, reason, value
-from tilewise.export.rules import OpExport
+from tilewise.export.rules import OpExport, following
 from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap, Zero
 
 
@@ -113,10 +113,8 @@ class Launches:
             except TensorError as error:
                 return str(error)
 
-        try:
+        with following(kernel):
             tree = trace(launched, seen)
-        except TraceError as error:
-            raise InputError(f"{kernel.name} cannot be exported yet: {error}") from error
         for leaf in leaves(tree):
             if isinstance(leaf.value, Launch):
                 self._sources |= {source_key(source): source for source in leaf.value.sources}

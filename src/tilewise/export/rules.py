@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.source import comment, identifier
 from tilewise.core.trace import Examples, Leaf, Tree, trace
-from tilewise.errors import InputError
+from tilewise.errors import InputError, TilewiseError
 from tilewise.export.cases import Case, examples, size_fields, word_fields
 from tilewise.export.ranking import Blob, ranking_source, word_codes
 from tilewise.export.render import (
@@ -76,7 +77,18 @@ def usable_examples(seen: Examples, rule: Tree | None) -> Examples:
 
 def _rule(export: OpExport, kernel: Kernel, case: Case) -> Tree | None:
     """Why a kernel cannot serve, over all sizes."""
-    return trace(lambda: export.op.why_unusable(kernel, case.problem(), export.arch))
+    with following(kernel):
+        return trace(lambda: export.op.why_unusable(kernel, case.problem(), export.arch))
+
+
+@contextmanager
+def following(kernel: Kernel) -> Iterator[None]:
+    """Says of which kernel it is that something cannot be followed."""
+    try:
+        yield
+    except (TilewiseError, TypeError) as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"{kernel.name} cannot be exported yet: {line}") from error
 
 
 class Launches(Protocol):
