@@ -21,12 +21,12 @@ STREAM = 0x5EA
 
 
 @cache
-def library(folder: Path, name: str = "libcuda.so.1") -> ctypes.CDLL:
-    """Both drivers, compiled; whoever opens `name` from now on finds this one."""
-    made = folder / name
+def library(folder: Path, name: str = "") -> ctypes.CDLL:
+    """Both drivers, compiled; with a `name`, whoever opens that from now on finds this one."""
+    made = folder / (name or "libcuda.so.1")
     source = Path(__file__).with_name("driver_stub.c")
     command = ["cc", "-O1", "-Wall", "-shared", "-fPIC", str(source), "-o", str(made)]
-    subprocess.run([*command, f"-Wl,-soname,{name}"], check=True)
+    subprocess.run([*command, *([f"-Wl,-soname,{name}"] if name else [])], check=True)
     return ctypes.CDLL(str(made))
 
 
@@ -46,7 +46,7 @@ def told(driver: Driver) -> type[Driver]:
 class Stub:
     """What a test sees of the driver."""
 
-    def __init__(self, folder: Path, name: str = "libcuda.so.1") -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         self._library = library(folder, name)
         self._library.tw_forget()
         self.drivers = {

@@ -248,8 +248,8 @@ std::shared_ptr<Backend> open_backend(const tilewise_options &options, Text *why
   auto made = std::make_shared<Backend>();
   made->device = options.device;
   const char *names[] = {kIsCuda ? "libcuda.so.1" : "libamdhip64.so", kIsCuda ? "libcuda.so" : "libamdhip64.so.6"};
-  void *library = dlopen(names[0], RTLD_NOW | RTLD_GLOBAL);
-  if (!library) library = dlopen(names[1], RTLD_NOW | RTLD_GLOBAL);
+  void *library = dlopen(names[0], RTLD_NOW | RTLD_LOCAL);
+  if (!library) library = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     refuse(why, kIsCuda ? "there is no libcuda.so.1 here, the driver of NVIDIA's GPUs"
                         : "there is no libamdhip64.so here, the driver of AMD's GPUs");
