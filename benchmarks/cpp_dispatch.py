@@ -55,9 +55,11 @@ def why_not_here() -> str | None:
     """Why the comparison cannot be built on this machine, or None."""
     if shutil.which("cmake") is None:
         return "there is no cmake"
-    if shutil.which("nvcc") is None and not Path("/usr/local/cuda/include/cublasLt.h").exists():
-        return "CUDA's headers and cuBLASLt are not here (no nvcc on the PATH)"
-    return None
+    nvcc = shutil.which("nvcc")
+    toolkits = [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
+    if any(list(kit.glob("**/include/cublasLt.h")) for kit in toolkits if kit.exists()):
+        return None
+    return f"there is no cublasLt.h below {' or '.join(map(str, toolkits))}; install cuBLAS"
 
 
 def scorer_us(expression: str) -> float:
