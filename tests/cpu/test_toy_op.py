@@ -113,6 +113,9 @@ def test_its_model(work: Path, tmp_path: Path) -> None:
     assert shown("search", *OP, *WORDS, *model)
     ran = started("-m", "tilewise", "export-c", work / "model", tmp_path / "model.h", "--json")
     assert ran.returncode == 0, ran.stderr
+    words = ("export-cpp", tmp_path / "library", *OP, "--arch", arch(), "--dtype", "fp32")
+    made = shown(*words, *model)
+    assert made["kernels"]["row_sum"] > 0
 
 
 def test_it_is_ranked_measured_and_validated(work: Path) -> None:

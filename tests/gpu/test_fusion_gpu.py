@@ -230,6 +230,7 @@ def test_graphs_of_fused_models(ours: Any) -> None:
                 result = one(x)
                 if task == "training":
                     result.square().mean().backward()
+        del result  # which keeps nodes of that stream alive
         torch.cuda.current_stream().wait_stream(stream)
         for parameter in one.parameters():
             parameter.grad = None

@@ -17,8 +17,12 @@ class Args(ctypes.Structure):
     )
 
 
+def numbers(problem: RowSumProblem) -> tuple[int, ...]:
+    return problem.rows, problem.columns, problem.columns
+
+
 def sizes(problem: RowSumProblem) -> Args:
-    return Args(None, None, None, None, problem.rows, problem.columns, problem.columns)
+    return Args(None, None, None, None, *numbers(problem))
 
 
 def fill(problem: RowSumProblem, operands: Sequence[TensorView], out: TensorView) -> Args:

@@ -95,6 +95,10 @@ typedef struct {
 
 int cuInit(unsigned flags) { return (int)flags; }
 int cuDeviceGet(int *device, int nth) { return *device = nth, 0; }
+int cuDeviceGetAttribute(int *value, int kind, int device) {
+  *value = kind == 75 ? 9 : kind == 76 ? 0 : 132; // compute capability, then multiprocessors
+  return (void)device, 0;
+}
 int cuDevicePrimaryCtxRetain(void **made, int device) { return *made = (void *)(0xC0L + device), 0; }
 int cuCtxGetCurrent(void **made) { return *made = context, 0; }
 int cuCtxSetCurrent(void *made) { return context = made, 0; }
@@ -160,6 +164,7 @@ int cuTensorMapEncodeIm2col(void *map, int type, uint32_t rank, void *at, const 
 
 // ------------------------------------------------------------------------------------------- AMD
 
+int hipSetDevice(int device) { return device; }
 int hipModuleLoadData(void **module, const void *image) { return loaded(module, image); }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
   return (void)module, found(function, name);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,12 +21,12 @@ STREAM = 0x5EA
 
 
 @cache
-def library(folder: Path) -> ctypes.CDLL:
-    """Both drivers, compiled."""
-    made = folder / "libcuda.so.1"
+def library(folder: Path, name: str = "") -> ctypes.CDLL:
+    """Both drivers, compiled; with a `name`, whoever opens that from now on finds this one."""
+    made = folder / (name or "libcuda.so.1")
     source = Path(__file__).with_name("driver_stub.c")
     command = ["cc", "-O1", "-Wall", "-shared", "-fPIC", str(source), "-o", str(made)]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, *([f"-Wl,-soname,{name}"] if name else [])], check=True)
     return ctypes.CDLL(str(made))
 
 
@@ -45,8 +46,8 @@ def told(driver: Driver) -> type[Driver]:
 class Stub:
     """What a test sees of the driver."""
 
-    def __init__(self, folder: Path) -> None:
-        self._library = library(folder)
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self._library = library(folder, name)
         self._library.tw_forget()
         self.drivers = {
             "nvidia": told(CudaDriver)(self._library),
@@ -65,6 +66,10 @@ class Stub:
     def fail(self, code: int) -> None:
         """The next launch fails."""
         ctypes.c_int.in_dll(self._library, "tw_failure").value = code
+
+    def tell(self, sizes: Sequence[int]) -> None:
+        """How many bytes each parameter of the next loaded function takes."""
+        self._library.tw_parameters(len(sizes), (ctypes.c_int * len(sizes))(*sizes))
 
     def forget(self) -> None:
         self._library.tw_forget()

@@ -14,7 +14,7 @@ import tilewise
 SRC = Path(tilewise.__file__).parent
 FLOORS = [
     *("errors", "settings", "notices", "forks", "core", "archs", "ops", "engines", "problems"),
-    *("data", "sweep", "learn", "selection", "dispatch", "judge", "torch_ops"),
+    *("data", "sweep", "learn", "selection", "export", "dispatch", "judge", "torch_ops"),
     *("functional", "report", "cli"),
 ]
 """A module may import its own floor and those before it."""

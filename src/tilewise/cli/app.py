@@ -17,6 +17,7 @@ from tilewise.cli import (
     evaluate,
     explain,
     export_c,
+    export_cpp,
     kernels,
     problems,
     rank,
@@ -72,4 +73,5 @@ app.command("validate")(validate.validate)
 app.command("bench")(bench.bench)
 app.command("report")(report.report)
 app.command("export-c")(export_c.export_c)
+app.command("export-cpp")(export_cpp.export_cpp)
 app.command("demo")(demo.demo)

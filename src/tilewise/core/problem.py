@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from tilewise.core.dtypes import dtype
 from tilewise.core.identity import digest
+from tilewise.core.trace import Number
 from tilewise.errors import ProblemError
 
 
@@ -134,7 +135,7 @@ def check_dtypes(operand: str, result: str, allowed: tuple[str, ...]) -> str:
 def check_size(name: str, value: Any, least: int) -> int:
     """`value` as a plain integer of at least `least`; raises where it is none."""
     try:
-        size = index(value)
+        size: Any = value if isinstance(value, Number) else index(value)
     except TypeError:
         size = None
     if size is None or isinstance(value, bool):
@@ -143,7 +144,7 @@ def check_size(name: str, value: Any, least: int) -> int:
         raise ProblemError(f"{name} is {size}; it must be at least {least}")
     if size >= 2**63:
         raise ProblemError(f"{name} is {size}; sizes must be below 2^63")
-    return size
+    return size  # type: ignore[no-any-return]  # a number, or one that is not known yet
 
 
 def spell_problem(problem: Problem) -> str:

@@ -66,25 +66,168 @@ LEAD = 64
 600 random products of even sizes were chosen for as by ranking all (sm_90_gemm)."""
 
 
+class Tables:
+    """All that C reads of a model and a pool, laid out once; `held` keeps the arrays alive."""
+
+    def __init__(self, layout: Layout, kernels: Sequence[Kernel], arch: Arch) -> None:
+        self.layout, self.kernels, self.arch = layout, tuple(kernels), arch
+        self.model = layout.model
+        self.held: list[Any] = []
+        """Arrays and structs whose addresses C holds."""
+        self.count = len(self.kernels)
+        self.blocks = -(-self.count // BLOCK)
+        self.order = np.zeros(self.blocks * BLOCK, np.int32)
+        self.score = np.zeros(self.blocks * BLOCK)
+        self.info = np.zeros(3)
+        self.context = self._make_context()
+
+    def _hold(self, array: NDArray[Any]) -> int:
+        kept = np.ascontiguousarray(array)
+        self.held.append(kept)
+        return int(kept.ctypes.data)
+
+    def _make_context(self) -> _Context:
+        model, layout = self.model, self.layout
+        padded = [*range(self.count), *[0] * (self.blocks * BLOCK - self.count)]
+        kernels = {n: v[padded] for n, v in kernel_columns(model, self.kernels).items()}
+        arch = arch_columns(model, self.arch)
+        every = np.arange(len(padded))
+        rows = Rows({}, kernels, arch, every, every)
+        values = layout.features.evaluate(rows, layout.kernel_values)
+        table = np.array([values[n] for n in layout.kernel_values]).reshape(-1, len(padded))
+        context = _Context(
+            kernels=self.count,
+            blocks=self.blocks,
+            has_base=int(model.has_base),
+            arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
+            kernel_values=self._hold(table),
+            handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
+            stride=len(padded),
+            rank=self._forest(model.forests["rank"], rows),
+            **{
+                name: self._forest(model.forests[name], rows)
+                for name in ("valid", VENDOR)
+                if name in model.forests
+            },
+            is_vendor=self._hold(
+                np.array([self.kernels[i].engine == VENDOR for i in padded], np.uint8)
+            ),
+            points=len(model.measured.points),
+            axes=len(model.measured.axes),
+            point=self._hold(model.measured.points.T),
+            axis_value=self._hold(self._places(model.measured.axes)),
+            far=self._hold(np.zeros(len(model.measured.points))),
+            order=self._hold(self.order),
+            score=self._hold(self.score),
+            info=self._hold(self.info),
+            keys=self._hold(np.zeros(4 * len(padded), np.uint64)),
+        )
+        self._set_level(context, model.forests["level"])
+        self._set_lead(context, rows)
+        return context
+
+    def _set_lead(self, context: _Context, rows: Rows) -> None:
+        """What choosing needs besides; a model without calibrated times or with a forest of
+        failures has to rank all."""
+        model = self.model
+        random = np.random.default_rng(0)
+        points = random.permutation(model.measured.points)
+        context.shuffled = self._hold(points.T)
+        nodes = nodes_of(model.forests[VENDOR]) if VENDOR in model.forests else None
+        if (
+            not model.has_base
+            or "valid" in model.forests
+            or (VENDOR in model.forests) != bool(nodes)
+        ):
+            return
+        if nodes is not None:
+            made = _Walk(
+                trees=model.forests[VENDOR].num_trees,
+                **{n: self._hold(getattr(nodes, n)) for n in nodes.__slots__},
+            )
+            self.held.append(made)
+            context.walk = ctypes.addressof(made)
+        rank = model.forests["rank"]
+        context.lead = self._forest(rank.first(min(LEAD, rank.num_trees)), rows)
+
+    def _places(self, names: Sequence[str]) -> NDArray[np.int32]:
+        place = {n: i for i, n in enumerate(self.layout.problem_values)}
+        return np.array([place[n] for n in names], np.int32)
+
+    def _forest(self, forest: Forest, rows: Rows) -> int:
+        features, layout = self.layout.features, self.layout
+        scopes = [features.scopes[n] for n in forest.features]
+        origin = np.array([{KERNEL: 1, MIXED: 2}.get(s, 0) for s in scopes], np.int32)
+        problem = {n: i for i, n in enumerate(layout.problem_values)}
+        mixed = {n: i for i, n in enumerate(layout.mixed_outputs)}
+        source = [
+            mixed[n] if s == MIXED else 0 if s == KERNEL else problem[n]
+            for n, s in zip(forest.features, scopes, strict=True)
+        ]
+        bounds = [self._hold(t) for t in forest.thresholds]
+        size = len(rows)
+        bins = np.zeros((self.blocks, len(forest.features), BLOCK), np.uint8)
+        own = [n for n, s in zip(forest.features, scopes, strict=True) if s == KERNEL]
+        values = features.evaluate(rows, own)
+        for i, name in enumerate(forest.features):
+            if name in values:
+                found = np.searchsorted(forest.thresholds[i], values[name], side="left")
+                bins[:, i, :] = found.astype(np.uint8).reshape(size // BLOCK, BLOCK)
+        steps = steps_of(forest)
+        made = _Forest(
+            trees=forest.num_trees,
+            features=len(forest.features),
+            byte_start=self._hold(steps.byte_start),
+            step_start=self._hold(steps.step_start),
+            leaf_start=self._hold(steps.leaf_start),
+            steps=self._hold(steps.steps),
+            # Sixteen can always be loaded.
+            leaves=self._hold(np.concatenate([steps.leaves, np.zeros(16, np.int32)])),
+            scale=forest.scale,
+            offset=forest.offset,
+            origin=self._hold(origin),
+            source=self._hold(np.array(source, np.int32)),
+            thresholds=self._hold(np.array(bounds, np.uint64)),
+            counts=self._hold(np.array([len(t) for t in forest.thresholds], np.int32)),
+            kernel_bins=self._hold(bins),
+        )
+        self.held.append(made)
+        return ctypes.addressof(made)
+
+    def _set_level(self, context: _Context, forest: Forest) -> None:
+        places = self._places(forest.features)
+        bounds = [
+            forest.thresholds[f][b]
+            for f, b in zip(forest.node_feature, forest.node_bin, strict=True)
+        ]
+        context.level_trees = forest.num_trees
+        context.level_start = self._hold(forest.node_start)
+        context.level_value = self._hold(
+            places[forest.node_feature] if len(places) else np.zeros(0, np.int32)
+        )
+        context.level_left = self._hold(forest.left)
+        context.level_right = self._hold(forest.right)
+        context.level_bound = self._hold(np.array(bounds, np.float64))
+        context.level_leaf = self._hold(forest.leaf * forest.scale)
+        context.level_leaf_start = self._hold(forest.leaf_start)
+        context.level_offset = forest.offset
+
+
 class CompiledScorer:
     """One C call per problem. Not for several threads at once: results live in its buffers."""
 
     def __init__(
         self, layout: Layout, kernels: Sequence[Kernel], arch: Arch, library: ctypes.CDLL
     ) -> None:
-        self.layout, self.kernels, self.arch = layout, tuple(kernels), arch
+        self._tables = tables = Tables(layout, kernels, arch)
+        self.layout, self.kernels, self.arch = layout, tables.kernels, arch
         self.model = model = layout.model
         self._library = library
-        self._held: list[Any] = []
-        """Arrays whose addresses C holds."""
-        self.count = len(self.kernels)
-        self.blocks = -(-self.count // BLOCK)
+        self.count, self.blocks = tables.count, tables.blocks
+        self.order, self.score, self.info = tables.order, tables.score, tables.info
         self._fields = _packer(self.layout, model, asker(model.features, kernels, arch))
         self._problem = np.zeros(len(self.layout.problem_fields))
-        self.order = np.zeros(self.blocks * BLOCK, np.int32)
-        self.score = np.zeros(self.blocks * BLOCK)
-        self.info = np.zeros(3)
-        self._context = self._make_context()
+        self._context = tables.context
         self._rank = library.tw_rank
         self._level, self._nearest = library.tw_level, library.tw_nearest
         for call in (self._rank, self._level, self._nearest):
@@ -148,137 +291,6 @@ class CompiledScorer:
         for i, name in enumerate(self.layout.mixed_outputs):
             found[name] = mixed[:, i, :].reshape(-1)[: self.count]
         return found
-
-    def _hold(self, array: NDArray[Any]) -> int:
-        kept = np.ascontiguousarray(array)
-        self._held.append(kept)
-        return int(kept.ctypes.data)
-
-    def _make_context(self) -> _Context:
-        model, layout = self.model, self.layout
-        padded = [*range(self.count), *[0] * (self.blocks * BLOCK - self.count)]
-        kernels = {n: v[padded] for n, v in kernel_columns(model, self.kernels).items()}
-        arch = arch_columns(model, self.arch)
-        every = np.arange(len(padded))
-        rows = Rows({}, kernels, arch, every, every)
-        values = layout.features.evaluate(rows, layout.kernel_values)
-        table = np.array([values[n] for n in layout.kernel_values]).reshape(-1, len(padded))
-        context = _Context(
-            kernels=self.count,
-            blocks=self.blocks,
-            has_base=int(model.has_base),
-            arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
-            kernel_values=self._hold(table),
-            handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
-            stride=len(padded),
-            rank=self._forest(model.forests["rank"], rows),
-            **{
-                name: self._forest(model.forests[name], rows)
-                for name in ("valid", VENDOR)
-                if name in model.forests
-            },
-            is_vendor=self._hold(
-                np.array([self.kernels[i].engine == VENDOR for i in padded], np.uint8)
-            ),
-            points=len(model.measured.points),
-            axes=len(model.measured.axes),
-            point=self._hold(model.measured.points.T),
-            axis_value=self._hold(self._places(model.measured.axes)),
-            far=self._hold(np.zeros(len(model.measured.points))),
-            order=self._hold(self.order),
-            score=self._hold(self.score),
-            info=self._hold(self.info),
-            keys=self._hold(np.zeros(4 * len(padded), np.uint64)),
-        )
-        self._set_level(context, model.forests["level"])
-        self._set_lead(context, rows)
-        return context
-
-    def _set_lead(self, context: _Context, rows: Rows) -> None:
-        """What choosing needs besides; a model without calibrated times or with a forest of
-        failures has to rank all."""
-        model = self.model
-        random = np.random.default_rng(0)
-        points = random.permutation(model.measured.points)
-        context.shuffled = self._hold(points.T)
-        nodes = nodes_of(model.forests[VENDOR]) if VENDOR in model.forests else None
-        if (
-            not model.has_base
-            or "valid" in model.forests
-            or (VENDOR in model.forests) != bool(nodes)
-        ):
-            return
-        if nodes is not None:
-            made = _Walk(
-                trees=model.forests[VENDOR].num_trees,
-                **{n: self._hold(getattr(nodes, n)) for n in nodes.__slots__},
-            )
-            self._held.append(made)
-            context.walk = ctypes.addressof(made)
-        rank = model.forests["rank"]
-        context.lead = self._forest(rank.first(min(LEAD, rank.num_trees)), rows)
-
-    def _places(self, names: Sequence[str]) -> NDArray[np.int32]:
-        place = {n: i for i, n in enumerate(self.layout.problem_values)}
-        return np.array([place[n] for n in names], np.int32)
-
-    def _forest(self, forest: Forest, rows: Rows) -> int:
-        features, layout = self.layout.features, self.layout
-        scopes = [features.scopes[n] for n in forest.features]
-        origin = np.array([{KERNEL: 1, MIXED: 2}.get(s, 0) for s in scopes], np.int32)
-        problem = {n: i for i, n in enumerate(layout.problem_values)}
-        mixed = {n: i for i, n in enumerate(layout.mixed_outputs)}
-        source = [
-            mixed[n] if s == MIXED else 0 if s == KERNEL else problem[n]
-            for n, s in zip(forest.features, scopes, strict=True)
-        ]
-        bounds = [self._hold(t) for t in forest.thresholds]
-        size = len(rows)
-        bins = np.zeros((self.blocks, len(forest.features), BLOCK), np.uint8)
-        own = [n for n, s in zip(forest.features, scopes, strict=True) if s == KERNEL]
-        values = features.evaluate(rows, own)
-        for i, name in enumerate(forest.features):
-            if name in values:
-                found = np.searchsorted(forest.thresholds[i], values[name], side="left")
-                bins[:, i, :] = found.astype(np.uint8).reshape(size // BLOCK, BLOCK)
-        steps = steps_of(forest)
-        made = _Forest(
-            trees=forest.num_trees,
-            features=len(forest.features),
-            byte_start=self._hold(steps.byte_start),
-            step_start=self._hold(steps.step_start),
-            leaf_start=self._hold(steps.leaf_start),
-            steps=self._hold(steps.steps),
-            # Sixteen can always be loaded.
-            leaves=self._hold(np.concatenate([steps.leaves, np.zeros(16, np.int32)])),
-            scale=forest.scale,
-            offset=forest.offset,
-            origin=self._hold(origin),
-            source=self._hold(np.array(source, np.int32)),
-            thresholds=self._hold(np.array(bounds, np.uint64)),
-            counts=self._hold(np.array([len(t) for t in forest.thresholds], np.int32)),
-            kernel_bins=self._hold(bins),
-        )
-        self._held.append(made)
-        return ctypes.addressof(made)
-
-    def _set_level(self, context: _Context, forest: Forest) -> None:
-        places = self._places(forest.features)
-        bounds = [
-            forest.thresholds[f][b]
-            for f, b in zip(forest.node_feature, forest.node_bin, strict=True)
-        ]
-        context.level_trees = forest.num_trees
-        context.level_start = self._hold(forest.node_start)
-        context.level_value = self._hold(
-            places[forest.node_feature] if len(places) else np.zeros(0, np.int32)
-        )
-        context.level_left = self._hold(forest.left)
-        context.level_right = self._hold(forest.right)
-        context.level_bound = self._hold(np.array(bounds, np.float64))
-        context.level_leaf = self._hold(forest.leaf * forest.scale)
-        context.level_leaf_start = self._hold(forest.leaf_start)
-        context.level_offset = forest.offset
 
 
 def _packer(layout: Layout, model: Model, ask: Ask) -> Callable[[Problem, Any], None]:

@@ -95,7 +95,7 @@ def make_scorer(
 ) -> Scorer:
     """The compiled scorer, or NumPy's where none can be compiled; `compiled` insists on one."""
     if compiled is not False and kernels:
-        layout = Layout(model, _facts(kernels, arch))
+        layout = Layout(model, facts_of(kernels, arch))
         library, why = _compile(layout)
         if library is not None:
             return CompiledScorer(layout, kernels, arch, library)
@@ -108,7 +108,7 @@ def make_scorer(
     return NumpyScorer(model, kernels, arch)
 
 
-def _facts(kernels: Sequence[Kernel], arch: Arch) -> Facts:
+def facts_of(kernels: Sequence[Kernel], arch: Arch) -> Facts:
     """What spares most of the features and is the same for most pools: few scorers are compiled."""
     engines = frozenset(kernel.engine for kernel in kernels)
     return {"k_engine": engines, "a_kind": frozenset({arch.kind})}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.core.dtypes import dtype as element
 from tilewise.engines.gpu.build import compile_or_raise, source_key
 from tilewise.engines.gpu.driver import CudaDriver, Driver, driver_for
+from tilewise.engines.gpu.layout import Passed, laid_out
 from tilewise.engines.gpu.maps import TensorMaps
-from tilewise.engines.gpu.objects import Box, GpuObject, over_limit
+from tilewise.engines.gpu.objects import Box, over_limit
 from tilewise.engines.gpu.starting import ADDRESS, MAP, NUMBER, Parameter, Prepared, make_start
 from tilewise.engines.gpu.workspaces import WORKSPACES, given_workspace
 from tilewise.errors import ExecutionError
 from tilewise.ops.launch import (
-    CudaSource,
     Launch,
     Pointer,
     Scratch,
@@ -65,38 +64,16 @@ class BoundLaunch:
             overlaps=step.overlaps,
             threads=loaded.made.resources.threads,
             smem_bytes=loaded.made.resources.smem_bytes - loaded.made.static_smem_bytes,
-            parameters=tuple(self._parameters(step, loaded.made)),
+            parameters=tuple(map(self._parameter, laid_out(step, loaded.made, self._name))),
         )
 
-    def _parameters(self, step: Step, made: GpuObject) -> Iterator[Parameter]:
-        """One for each of the object's own; what Triton adds for itself is null."""
-        boxes = iter(made.boxes)
-        is_triton = not isinstance(step.source, CudaSource)
-        found: list[Parameter] = []
-        sizes: list[int] = []
-        for kind, argument in zip(step.source.signature.values(), step.arguments, strict=True):
-            if isinstance(argument, TensorMap):
-                found.append(self._mapped(argument, next(boxes) if is_triton else None))
-                sizes.append(128)
-                if is_triton:  # which passes shape and strides behind a descriptor
-                    rest = list(_described(argument))
-                    found += [Parameter(kind=NUMBER, number=bits) for bits, _ in rest]
-                    sizes += [size for _, size in rest]
-            elif isinstance(argument, Pointer | Scratch):
-                found.append(self._address(argument))
-                sizes.append(8)
-            else:
-                packed = struct.pack(FORMS[kind], argument)
-                found.append(Parameter(kind=NUMBER, number=int.from_bytes(packed, "little")))
-                sizes.append(len(packed))
-        extra = made.parameters[len(sizes) :]
-        if made.parameters[: len(sizes)] != tuple(sizes) or (extra and not is_triton):
-            raise ExecutionError(
-                f"{self._name}: {made.function} takes parameters of {made.parameters} bytes; "
-                f"the launch has {tuple(sizes)}"
-            )
-        yield from found
-        yield from (Parameter(kind=NUMBER) for _ in extra)
+    def _parameter(self, passed: Passed) -> Parameter:
+        if isinstance(passed.value, TensorMap):
+            return self._mapped(passed.value, passed.box)
+        if isinstance(passed.value, Pointer | Scratch):
+            return self._address(passed.value)
+        packed = struct.pack(FORMS[passed.kind], passed.value)
+        return Parameter(kind=NUMBER, number=int.from_bytes(packed, "little"))
 
     def _address(self, argument: Pointer | Scratch) -> Parameter:
         tensors, zeroed = len(self._places), self._launch.zeroed_bytes
@@ -170,15 +147,6 @@ class BoundLaunch:
 
     def _fail(self, code: int) -> None:
         raise ExecutionError(f"{self._name} cannot be launched: {self._driver.why(code)}")
-
-
-def _described(wanted: TensorMap) -> Iterator[tuple[int, int]]:
-    """Bits and bytes of a descriptor's sizes and strides in elements, outermost first."""
-    for size in wanted.sizes[::-1]:
-        yield size, 4
-    for stride in wanted.strides[::-1]:
-        yield stride // element(wanted.dtype).bytes, 8
-    yield 1, 8
 
 
 class Loaded:

@@ -141,6 +141,11 @@ class CudaDriver(Driver):
         return ctypes.string_at(made, MAP_BYTES)
 
 
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+"""Bytes -> CUDA's numbers."""
+
+
 class MapShape:
     """What both kinds of tensor map say alike; dimensions innermost first."""
 
@@ -153,8 +158,7 @@ class MapShape:
         promotion: int,
     ) -> None:
         self.sizes, self.strides, self.steps = sizes, strides, steps
-        self.swizzle = {0: 0, 32: 1, 64: 2, 128: 3}[swizzle]
-        self.promotion = {0: 0, 64: 1, 128: 2, 256: 3}[promotion]
+        self.swizzle, self.promotion = SWIZZLES[swizzle], PROMOTIONS[promotion]
 
     def extents(self) -> tuple[Any, Any]:
         return _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self.strides)

@@ -20,11 +20,11 @@ class TensorMaps(dict[int, bytes]):
         super().__init__()
         self._map = wanted
         self._driver = driver
-        self._dtype = _type_of(wanted.dtype)
-        swizzle = wanted.swizzle if box is None else box.swizzle
+        self._dtype = type_of(wanted.dtype)
         steps = wanted.steps or (1,) * len(wanted.sizes)
+        swizzle = map_swizzle(wanted, box)
         self._shape = MapShape(wanted.sizes, wanted.strides, steps, swizzle, wanted.promotion)
-        self._box = wanted.box if box is None else box.sizes[::-1]
+        self._box = map_box(wanted, box)
 
     def __missing__(self, address: int) -> bytes:
         if len(self) >= MAX_REMEMBERED:
@@ -42,7 +42,18 @@ class TensorMaps(dict[int, bytes]):
         return self._driver.encode_im2col(self._dtype, at, self._shape, corners, channels, pixels)
 
 
-def _type_of(dtype: str) -> int:
+def map_box(wanted: TensorMap, box: Box | None) -> tuple[int, ...]:
+    """Elements that a copy brings, innermost first; a compiler's word comes before the launch's."""
+    return wanted.box if box is None else box.sizes[::-1]
+
+
+def map_swizzle(wanted: TensorMap, box: Box | None) -> int:
+    """In bytes; likewise."""
+    return wanted.swizzle if box is None else box.swizzle
+
+
+def type_of(dtype: str) -> int:
+    """CUDA's number of an element type."""
     if element(dtype).bytes == 1:
         return 0
     try:

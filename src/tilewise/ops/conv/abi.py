@@ -27,19 +27,26 @@ class Args(ctypes.Structure):
 
 def _args(problem: ConvProblem, addresses: Sequence[int | None], strides: Sequence[int]) -> Args:
     """`strides` holds (outer, channel, depth, height, width) of x, w and y in turn."""
+    made = Args(*addresses)
+    given = _numbers(problem, strides)
+    at = ctypes.sizeof(c_void_p) * 5
+    ctypes.memmove(ctypes.addressof(made) + at, (c_int64 * len(given))(*given), 8 * len(given))
+    return made
+
+
+def _numbers(problem: ConvProblem, strides: Sequence[int]) -> list[int]:
+    """What follows the addresses, in the order of the fields."""
     p = problem
-    x, w, y = ((s[0], s[1], Vec3(*s[2:])) for s in (strides[i : i + 5] for i in range(0, 15, 5)))
-    return Args(
-        *(*addresses, None, None),
+    return [
         *(p.n, p.c, p.k, p.g),
-        Vec3(p.d, p.h, p.w),
-        Vec3(p.z, p.y, p.x),
-        Vec3(p.out_d, p.out_h, p.out_w),
-        Vec3(p.stride_d, p.stride_h, p.stride_w),
-        Vec3(p.pad_d, p.pad_h, p.pad_w),
-        Vec3(p.dilation_d, p.dilation_h, p.dilation_w),
-        *(*x, *w, *y),
-    )
+        *(p.d, p.h, p.w),
+        *(p.z, p.y, p.x),
+        *(p.out_d, p.out_h, p.out_w),
+        *(p.stride_d, p.stride_h, p.stride_w),
+        *(p.pad_d, p.pad_h, p.pad_w),
+        *(p.dilation_d, p.dilation_h, p.dilation_w),
+        *strides,
+    ]
 
 
 def _packed(outer: int, channels: int, spatial: tuple[int, int, int], layout: str) -> list[int]:
@@ -50,15 +57,20 @@ def _packed(outer: int, channels: int, spatial: tuple[int, int, int], layout: st
     return [volume, d * h * w, h * w, w, 1]
 
 
-def sizes(problem: ConvProblem) -> Args:
-    """The sizes and packed strides of a problem, without addresses."""
+def numbers(problem: ConvProblem) -> list[int]:
+    """What follows the addresses: sizes and packed strides of a problem."""
     p = problem
     strides = (
         *_packed(p.n, p.c, (p.d, p.h, p.w), p.layout),
         *_packed(p.k, p.c // p.g, (p.z, p.y, p.x), p.layout),
         *_packed(p.n, p.k, (p.out_d, p.out_h, p.out_w), p.layout),
     )
-    return _args(p, (None, None, None), strides)
+    return _numbers(p, strides)
+
+
+def sizes(problem: ConvProblem) -> Args:
+    """The sizes and packed strides of a problem, without addresses."""
+    return _args(problem, (None, None, None), numbers(problem)[-15:])
 
 
 def fill(problem: ConvProblem, operands: Sequence[TensorView], out: TensorView) -> Args:

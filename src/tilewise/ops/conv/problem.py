@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
 from tilewise.core.problem import GemmView, Problem, check_dtypes, check_size
 from tilewise.core.tensors import Storage
+from tilewise.core.trace import gcd
 from tilewise.errors import ProblemError
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
@@ -102,7 +102,8 @@ class ConvProblem(Problem):
     def _out(self, dim: str, taps: int) -> int:
         size, pad = getattr(self, dim), getattr(self, f"pad_{dim}")
         reach = (taps - 1) * getattr(self, f"dilation_{dim}") + 1
-        return int((size + 2 * pad - reach) // getattr(self, f"stride_{dim}") + 1)
+        out: int = (size + 2 * pad - reach) // getattr(self, f"stride_{dim}") + 1
+        return out
 
     @property
     def out_d(self) -> int:

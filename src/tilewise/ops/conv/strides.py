@@ -32,7 +32,7 @@ def strides_of(problem: ConvProblem, given: Sequence[Any]) -> tuple[Strides, Str
         # Tensors may carry more dimensions of one behind the channels than the problem has.
         extra = len(strides) - len(shape)
         own = [*strides[:2], *strides[2 + extra :]]
-        known = [0 if size == 1 else int(s) for s, size in zip(own, shape, strict=True)]
+        known = [0 if size == 1 else s for s, size in zip(own, shape, strict=True)]
         # A single channel is as good as packed, which lets kernels for packed ones serve.
         known[1] = 1 if shape[1] == 1 else known[1]
         found.append((*known[:2], *[0] * (5 - len(shape)), *known[2:]))

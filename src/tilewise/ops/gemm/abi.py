@@ -22,14 +22,17 @@ class Args(ctypes.Structure):
     )
 
 
-def sizes(problem: GemmProblem) -> Args:
-    """The sizes and packed strides of a problem, without addresses."""
+def numbers(problem: GemmProblem) -> tuple[int, ...]:
+    """What follows the addresses: sizes and packed strides of a problem."""
     m, n, k = problem.m, problem.n, problem.k
     a = (k, 1) if problem.layout[0] == "r" else (1, m)
     b = (n, 1) if problem.layout[1] == "r" else (1, k)
-    return Args(
-        None, None, None, None, None, problem.batch, m, n, k, m * k, *a, k * n, *b, m * n, n
-    )
+    return problem.batch, m, n, k, m * k, *a, k * n, *b, m * n, n
+
+
+def sizes(problem: GemmProblem) -> Args:
+    """The sizes and packed strides of a problem, without addresses."""
+    return Args(*(None,) * 5, *numbers(problem))
 
 
 def fill(problem: GemmProblem, operands: Sequence[TensorView], out: TensorView) -> Args:

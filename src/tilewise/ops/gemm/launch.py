@@ -6,6 +6,7 @@ from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
+from tilewise.core.trace import cheapest
 from tilewise.ops.gemm.arguments import (
     A_SCALE,
     B_SCALE,
@@ -197,7 +198,8 @@ def _shares(rows: int, strips: int, room: int) -> int:
     def cost(shares: int) -> int:
         return -(-strips * shares // room) * (-(-rows // shares) + 1)
 
-    return min(range(1, min(rows, max(1, 4 * room // strips)) + 1), key=cost)
+    most: int = cheapest(1, min(rows, max(1, 4 * room // strips)), cost)[1]
+    return most
 
 
 def _smallk(

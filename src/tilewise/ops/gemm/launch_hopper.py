@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
+from tilewise.core.trace import cheapest, either
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import (
     Arguments,
@@ -89,10 +90,10 @@ def _equal_slices(size: int, rest: int, steps: int, room: int) -> tuple[float, i
     leave, add = 2.0 + 3.0 * share, 1.7 + 5.3 * share
 
     def cost(slices: int) -> float:
-        added = slices if slices > 2 else 1  # the second of two has its own at hand
+        added: int = either(slices > 2, slices, 1)  # the second of two has its own at hand
         return -(-rest * slices // room) * (steps / slices + leave) + add * added
 
-    return min((cost(slices), slices) for slices in range(2, min(MOST_SLICES, steps // 2) + 1))
+    return cheapest(2, min(MOST_SLICES, steps // 2), cost)
 
 
 def _helped(rest: int, steps: int, room: int) -> tuple[float, int, int]:

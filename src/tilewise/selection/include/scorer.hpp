@@ -6,7 +6,9 @@
 #include "order.hpp"
 #include "trees.hpp"
 
+#ifndef TW_API
 #define TW_API extern "C" __attribute__((visibility("default")))
+#endif
 
 static double level_of(const tw_context *c, const double *values) {
   double total = 0.0;

@@ -167,7 +167,7 @@ def _why_not_loaded(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | Non
     if k.family == "gather":
         return None
     read, _ = channels(p)
-    images = (p.c, p.k) if k.is_weight else (read * p.g,)
+    images = (p.c // p.g, p.k // p.g) if k.is_weight else (read * p.g,)
     if any(count % chunk for count in images):
         return f"TMA copies rows of multiples of {chunk} channels"
     if not k.is_weight:

@@ -1,0 +1,1 @@
+"""A library that chooses and launches kernels without Python, written out as C++17."""

@@ -1,0 +1,125 @@
+"""The C++ types of problems: one struct for each kind, with the fields that Python's has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.model import Model
+from tilewise.core.source import identifier, word
+from tilewise.errors import InputError
+from tilewise.export.cases import size_fields, word_fields
+from tilewise.export.rules import OpExport
+from tilewise.ops.contract import Op
+
+MOST_SIZES, MOST_WORDS = 20, 4
+"""Room in `tilewise_problem`."""
+DTYPE_FIELDS = ("dtype", "out_dtype")
+
+
+def words_of(op: Op, model: Model) -> dict[str, tuple[str, ...]]:
+    """Text field -> the words that the front numbers from 0."""
+    if len(size_fields(op)) > MOST_SIZES or len(word_fields(op)) > MOST_WORDS:
+        raise InputError(
+            f"{op.name} has {len(size_fields(op))} sizes and {len(word_fields(op))} text fields; "
+            f"{MOST_SIZES} and {MOST_WORDS} can be exported"
+        )
+    return {
+        name: tuple(DTYPES)
+        if name in DTYPE_FIELDS
+        else tuple(model.features.words.get(f"p_{name}", ()))
+        for name in word_fields(op)
+    }
+
+
+def dtype_enum() -> str:
+    """The names of element types, in order."""
+    return ", ".join(map(word, DTYPES))
+
+
+def op_enum(exports: Sequence[OpExport]) -> str:
+    """C names of the ops."""
+    return ", ".join(f"TILEWISE_{export.name.upper()} = {at}" for at, export in enumerate(exports))
+
+
+def problem_structs(exports: Sequence[OpExport]) -> str:
+    """A struct for each kind of problem; ops of one kind are told apart by what they imply."""
+    kinds: dict[type, list[OpExport]] = {}
+    for export in exports:
+        kinds.setdefault(export.op.problem, []).append(export)
+    return "\n".join(_struct(kind.__name__, own) for kind, own in kinds.items())
+
+
+def _struct(name: str, exports: Sequence[OpExport]) -> str:
+    op = exports[0].op
+    enums, members = [], []
+    implied = [op.problem.KEYS[key] for key in op.implied]
+    for field in implied:
+        listed = [str(export.op.implied[_key(export.op, field)]) for export in exports]
+        enums.append(_enum(field, listed))
+        members.append(
+            f"  {enum_name(field)} {identifier(field)} = {enum_name(field)}::{word(listed[0])};"
+        )
+    for f in fields(op.problem):  # type: ignore[arg-type]  # every problem is a dataclass
+        if f.name in implied:
+            continue
+        if f.name in DTYPE_FIELDS:
+            first = exports[0].cases[0].words[f.name]
+            usual = "automatic" if f.name == "out_dtype" else word(first)
+            members.append(f"  Dtype {identifier(f.name)} = Dtype::{usual};")
+        elif f.name in word_fields(op):
+            enums.append(_enum(f.name, exports[0].words[f.name]))
+            kind = enum_name(f.name)
+            members.append(f"  {kind} {identifier(f.name)} = {kind}::{word(f.default)};")
+        else:
+            usual = "0" if f.default is MISSING else str(int(f.default))
+            members.append(f"  int64_t {identifier(f.name)} = {usual};")
+    return f"""\
+// {(op.problem.__doc__ or "").strip().splitlines()[0]}
+struct {identifier(name)} {{
+{"".join(enums)}{chr(10).join(members)}
+
+  operator tilewise_problem() const {{
+    tilewise_problem made{{}};
+{_conversion(op, exports, implied)}    return made;
+  }}
+}};
+"""
+
+
+def _conversion(op: Op, exports: Sequence[OpExport], implied: Sequence[str]) -> str:
+    lines = []
+    if implied:
+        ops = ", ".join(f"TILEWISE_{export.name.upper()}" for export in exports)
+        lines.append(f"    constexpr int32_t ops[] = {{{ops}}};")
+        lines.append(f"    made.op = ops[static_cast<int>({identifier(implied[0])})];")
+    else:
+        lines.append(f"    made.op = TILEWISE_{exports[0].name.upper()};")
+    for at, name in enumerate(word_fields(op)):
+        if name == "out_dtype":
+            results = ", ".join(f"Dtype::{word(d.result)}" for d in DTYPES.values())
+            lines.append(f"    constexpr Dtype results[] = {{{results}}};")
+            lines.append(
+                "    const Dtype stored = out_dtype != Dtype::automatic ? out_dtype\n"
+                "                         : results[static_cast<int>(dtype)];"
+            )
+            lines.append(f"    made.words[{at}] = static_cast<int32_t>(stored);")
+        else:
+            lines.append(f"    made.words[{at}] = static_cast<int32_t>({identifier(name)});")
+    for at, name in enumerate(size_fields(op)):
+        lines.append(f"    made.sizes[{at}] = {identifier(name)};")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _enum(field: str, words: Sequence[str]) -> str:
+    return f"  enum class {enum_name(field)} : int32_t {{ {', '.join(map(word, words))} }};\n"
+
+
+def enum_name(field: str) -> str:
+    """The C++ type of a text field."""
+    return identifier("".join(part.capitalize() for part in field.split("_")))
+
+
+def _key(op: Op, field: str) -> str:
+    return next(key for key, name in op.problem.KEYS.items() if name == field)

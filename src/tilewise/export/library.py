@@ -1,0 +1,265 @@
+"""Writes the library: all files are made first, then put in place at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tilewise import __version__
+from tilewise.core.arch import Arch
+from tilewise.core.dtypes import OPERAND_DTYPES
+from tilewise.core.dtypes import dtype as element
+from tilewise.core.expressions import Expression
+from tilewise.core.model import Model
+from tilewise.core.problem import check_dtypes
+from tilewise.core.source import comment
+from tilewise.core.trace import TraceError
+from tilewise.errors import FileError, InputError
+from tilewise.export import cpu, gpu
+from tilewise.export.cases import Case, cases, parse_where
+from tilewise.export.example import example_texts
+from tilewise.export.front import dtype_enum, op_enum, problem_structs, words_of
+from tilewise.export.ranking import Blob
+from tilewise.export.rules import OpExport, op_source
+from tilewise.ops.configs import filter_kernels
+from tilewise.ops.contract import get_op
+from tilewise.selection import scorer_source
+from tilewise.selection.models import load_models
+from tilewise.selection.opening import measured_kernels
+
+RUNTIME = Path(__file__).parent / "runtime"
+MAX_OBJECTS = 1000
+"""Compiled GPU kernels; each takes seconds to compile, and a few dozen kilobytes."""
+SCORER_FILES = ("bins.hpp", "forest.hpp", "lead.hpp", "order.hpp", "scorer.hpp", "trees.hpp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a library shall serve."""
+
+    op: str
+    arch: Arch
+    dtypes: tuple[str, ...]
+    out_dtypes: tuple[str, ...] = ()
+    """By default what each dtype gives."""
+    layouts: tuple[str, ...] = ()
+    """By default all."""
+    expression: str = ""
+    """Which kernels; by default all that the model was trained on."""
+    where: str = ""
+    """Which sizes; by default all."""
+    model: Model | None = None
+
+
+@dataclass(slots=True)
+class Written:
+    """What an export came to."""
+
+    kernels: dict[str, int] = field(default_factory=dict)
+    objects: int = 0
+    object_bytes: int = 0
+    total_bytes: int = 0
+
+
+def find_model(wanted: Wanted) -> Model:
+    """The model that ranks; raises where there is none for all of the dtypes."""
+    if wanted.model is not None:
+        found = [wanted.model]
+    else:
+        found = load_models(wanted.op, wanted.arch)
+    known = sorted({dtype for model in found for dtype in model.dtypes})
+    for model in found:
+        if set(wanted.dtypes) <= set(model.dtypes):
+            return model
+    raise InputError(
+        f"there is no model of {wanted.op} on {wanted.arch.name} for {', '.join(wanted.dtypes)}; "
+        + (
+            f"models there know {', '.join(known)}"
+            if known
+            else "train one, or name another --arch"
+        )
+    )
+
+
+def prepared(wanted: Wanted) -> OpExport:
+    """An op with its model, kernels and cases; raises where something is not to be had."""
+    op = get_op(wanted.op)
+    if not wanted.dtypes:
+        raise InputError("--dtype is missing; name at least one, such as bf16")
+    model = find_model(wanted)
+    arch = model.figures_for(wanted.arch)
+    pool = [k for k in measured_kernels(model) if k.engine != "vendor"]
+    pool = [k for k in pool if getattr(k, "dtype", wanted.dtypes[0]) in wanted.dtypes]
+    pool = [k for k in pool if op.why_unusable(k, None, arch) is None]
+    kept = filter_kernels(pool, wanted.expression) if wanted.expression else pool
+    if not kept:
+        raise InputError(
+            f"none of {len(pool)} kernels of {wanted.op} on {arch.label} is left; loosen --filter"
+        )
+    words = words_of(op, model)
+    return OpExport(
+        op=op,
+        model=model,
+        arch=arch,
+        kernels=tuple(kept),
+        cases=_cases(wanted, words),
+        where=_where(wanted),
+        words=words,
+    )
+
+
+def _where(wanted: Wanted) -> Expression | None:
+    return parse_where(wanted.where, get_op(wanted.op))
+
+
+def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple[Case, ...]:
+    op = get_op(wanted.op)
+    found = []
+    for dtype in wanted.dtypes:
+        results = wanted.out_dtypes or (element(dtype).result,)
+        for result in results:
+            check_dtypes(dtype, result, OPERAND_DTYPES)
+        asked = {"dtype": (dtype,), "out_dtype": results}
+        for name, known in words.items():
+            if name in asked:
+                continue
+            chosen = wanted.layouts if name == "layout" and wanted.layouts else known
+            unknown = sorted(set(chosen) - set(known))
+            if unknown:
+                raise InputError(f"{name} is {unknown[0]!r}; {op.name} has {', '.join(known)}")
+            asked[name] = tuple(chosen)
+        found += cases(op, asked)
+    return tuple(found)
+
+
+def facts_line(exports: Sequence[OpExport]) -> str:
+    """What every file says on top."""
+    arch = exports[0].arch
+    models = ", ".join(export.model.name for export in exports)
+    return f"Written by tilewise {__version__} for {arch.label}, models: {models}; do not edit."
+
+
+def write_library(
+    out: Path,
+    exports: Sequence[OpExport],
+    *,
+    max_workers: int | None = None,
+    max_objects: int = MAX_OBJECTS,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Written:
+    """The library as a new folder; whatever goes wrong, nothing is left behind."""
+    place = out.resolve()
+    if place.exists():
+        raise FileError(f"{out} exists already; name a new folder")
+    written = Written()
+    files = _files(exports, written, max_workers, max_objects, on_progress)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
+            fresh = Path(scratch, "new")
+            for path, body in files.items():
+                target = fresh / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(body)
+            if place.exists():
+                raise FileError(f"{out} exists already; name a new folder")
+            fresh.rename(place)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {error.strerror or error}") from None
+    written.total_bytes = sum(map(len, files.values()))
+    return written
+
+
+def _files(
+    exports: Sequence[OpExport],
+    written: Written,
+    max_workers: int | None,
+    max_objects: int,
+    on_progress: Callable[[str], None],
+) -> dict[str, bytes]:
+    facts = facts_line(exports)
+    is_gpu = exports[0].arch.kind == "gpu"
+    objects = gpu.Objects(exports[0].arch)
+    texts: dict[str, str] = {}
+    blobs: dict[str, bytes] = {}
+    for export in exports:
+        written.kernels[export.op.name] = len(export.kernels)
+        on_progress(
+            f"{export.op.name}: following rules and launches of {len(export.kernels)} kernels"
+        )
+        blob = Blob(bytearray())
+        launches = (
+            gpu.Launches(export, objects, max_workers, max_objects, on_progress)
+            if is_gpu
+            else cpu.Launches()
+        )
+        try:
+            texts[f"src/{export.name}.cpp"] = op_source(export, launches, blob, facts)
+        except TraceError as error:
+            raise InputError(f"{export.op.name} cannot be exported: {error}") from error
+        blobs[f"data/{export.name}.bin"] = bytes(blob.data)
+    if is_gpu:
+        blobs |= objects.files()
+        texts |= dict(gpu.files(objects, facts))
+        written.objects, written.object_bytes = objects.count, objects.total_bytes
+        kernels, sources = "", objects.sources
+    else:
+        texts |= dict(cpu.files(exports, facts))
+        kernels, sources = cpu.cmake(exports), []
+    backend = "gpu" if is_gpu else "cpu"
+    for name in ("tilewise.cpp", "internal.hpp", f"{backend}.cpp"):
+        texts[f"src/{name}"] = (RUNTIME / name).read_text()
+    for name in SCORER_FILES:
+        texts[f"src/scorer/{name}"] = (scorer_source.INCLUDE / name).read_text()
+    for name in ("tilewise.h", "tilewise.hpp"):
+        texts[f"include/{name}"] = (RUNTIME / name).read_text()
+    texts["CMakeLists.txt"] = (RUNTIME / "CMakeLists.txt").read_text()
+    texts["example/example.cpp"] = (RUNTIME / "example.cpp").read_text()
+    texts["example/memory.hpp"] = (RUNTIME / f"memory_{backend}.hpp").read_text()
+    texts["src/registry.cpp"] = _registry(exports, facts)
+    texts["src/data.S"] = _data(blobs, sources, facts)
+    filled = {
+        "FACTS": comment(facts),
+        "OP_ENUM": op_enum(exports),
+        "DTYPES": dtype_enum(),
+        "PROBLEMS": problem_structs(exports),
+        "BACKEND": backend,
+        "OP_SOURCES": " ".join(f"src/{export.name}.cpp" for export in exports),
+        "DATA_FILES": ";".join(f"${{CMAKE_CURRENT_SOURCE_DIR}}/{path}" for path in blobs),
+        "KERNELS": kernels,
+        **example_texts(exports[0]),
+    }
+    for path, text in texts.items():
+        for key, value in filled.items():
+            text = text.replace(f"@{key}@", value)
+        blobs[path] = text.encode()
+    return blobs
+
+
+def _registry(exports: Sequence[OpExport], facts: str) -> str:
+    declared = "".join(f"extern const Op {export.name}_op;\n" for export in exports)
+    listed = ", ".join(f"&{export.name}_op" for export in exports)
+    return f"""\
+// {comment(facts)}
+// The ops of this library.
+#include "internal.hpp"
+
+namespace tilewise::detail {{
+{declared}extern const Op *const ops[] = {{{listed}}};
+extern const char about[] = "{comment(facts)}";
+}}  // namespace tilewise::detail
+"""
+
+
+def _data(blobs: Mapping[str, bytes], objects: Sequence[str], facts: str) -> str:
+    """Tables and objects as they are, linked into the library."""
+    lines = [f"/* {comment(facts)} */", "/* Tables of rankings, and kernels as objects. */"]
+    lines.append('.section .rodata,"a",@progbits')
+    names = {path: f"tilewise_data_{Path(path).stem}" for path in blobs if path.endswith(".bin")}
+    names |= {path: f"tilewise_object_{at}" for at, path in enumerate(objects)}
+    for path, name in names.items():
+        lines += [f".global {name}", ".balign 64", f"{name}:", f'.incbin "{path}"', ".byte 0"]
+    lines.append('.section .note.GNU-stack,"",@progbits')
+    return "\n".join(lines) + "\n"

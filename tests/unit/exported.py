@@ -1,0 +1,130 @@
+"""Exported libraries in tests: built by CMake, called through their C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewise.core.problem import Problem
+from tilewise.export.cases import size_fields, word_fields
+from tilewise.export.front import words_of
+from tilewise.export.rules import OpExport
+
+ROOM = 512
+
+
+class CProblem(ctypes.Structure):
+    _fields_ = (
+        ("op", ctypes.c_int32),
+        ("words", ctypes.c_int32 * 4),
+        ("unused", ctypes.c_int32),
+        ("sizes", ctypes.c_int64 * 20),
+    )
+
+
+class CRanked(ctypes.Structure):
+    _fields_ = (("kernel", ctypes.c_int32), ("expected_us", ctypes.c_double))
+
+
+class CFacts(ctypes.Structure):
+    _fields_ = (
+        ("op", ctypes.c_int32),
+        ("kernel", ctypes.c_int32),
+        ("kernel_name", ctypes.c_char_p),
+        ("expected_us", ctypes.c_double),
+        ("workspace_bytes", ctypes.c_int64),
+        ("zeroed_bytes", ctypes.c_int64),
+    )
+
+
+class COptions(ctypes.Structure):
+    _fields_ = (("device", ctypes.c_int32), ("threads", ctypes.c_int32))
+
+
+def built(folder: Path, *options: str) -> Path:
+    """The library's build folder, with a shared library that Python can open."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    build = folder / "build"
+    configure = ["cmake", "-S", str(folder), "-B", str(build), "-DBUILD_SHARED_LIBS=ON", *options]
+    for command in (configure, ["cmake", "--build", str(build), "-j", str(os.cpu_count() or 1)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return build
+
+
+class Exported:
+    """A library that was built, for the ops in their order."""
+
+    def __init__(self, build: Path, exports: Sequence[OpExport]) -> None:
+        self.exports = {export.op.name: (at, export) for at, export in enumerate(exports)}
+        self.c = ctypes.CDLL(str(build / "libtilewise.so"))
+        self.c.tilewise_kernel_name.restype = ctypes.c_char_p
+        self.c.tilewise_about.restype = ctypes.c_char_p
+        self.c.tilewise_facts.restype = CFacts
+        self.c.tilewise_facts.argtypes = [ctypes.c_void_p]
+        self.c.tilewise_release.argtypes = self.c.tilewise_close.argtypes = [ctypes.c_void_p]
+        self.c.tilewise_execute.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t),
+        ]
+        self.why = ctypes.create_string_buffer(ROOM)
+
+    def problem(self, problem: Problem) -> CProblem:
+        at, export = self.exports[problem.op]
+        made = CProblem(op=at)
+        for place, name in enumerate(word_fields(export.op)):
+            words = words_of(export.op, export.model)[name]
+            made.words[place] = words.index(getattr(problem, name))
+        for place, name in enumerate(size_fields(export.op)):
+            made.sizes[place] = getattr(problem, name)
+        return made
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """A function's code; what it said is in `said`."""
+        self.why.value = b""
+        function = getattr(self.c, name)
+        return int(function(*arguments, self.why, ctypes.c_size_t(ROOM)))
+
+    @property
+    def said(self) -> str:
+        return self.why.value.decode()
+
+    def why_unusable(self, problem: Problem, kernel: int) -> str | None:
+        code = self.call("tilewise_why_unusable", ctypes.byref(self.problem(problem)), kernel)
+        return self.said if code else None
+
+    def rank(self, problem: Problem) -> list[tuple[str, float]]:
+        at, export = self.exports[problem.op]
+        count = ctypes.c_int32(len(export.kernels))
+        found = (CRanked * len(export.kernels))()
+        given = ctypes.byref(self.problem(problem))
+        code = self.call("tilewise_rank", given, found, ctypes.byref(count))
+        assert code == 0, self.said
+        names = [self.c.tilewise_kernel_name(at, one.kernel).decode() for one in found]
+        return [(names[i], found[i].expected_us) for i in range(count.value)]
+
+    def open(self, **options: int) -> ctypes.c_void_p:
+        library = ctypes.c_void_p()
+        given = ctypes.byref(COptions(**options))
+        code = self.call("tilewise_open", given, ctypes.byref(library))
+        if code:
+            pytest.skip(f"the library cannot be opened here: {self.said}")
+        return library
+
+    def plan(self, library: Any, problem: Problem, kernel: int | None = None) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        given = ctypes.byref(self.problem(problem))
+        if kernel is None:
+            code = self.call("tilewise_plan_for", library, given, ctypes.byref(made))
+        else:
+            code = self.call("tilewise_plan_kernel", library, given, kernel, ctypes.byref(made))
+        assert code == 0, self.said
+        return made

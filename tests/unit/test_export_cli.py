@@ -1,0 +1,77 @@
+"""`export-cpp`: bad input gets one line and leaves nothing; `--top` tells what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tilewise.cli import main
+from tilewise.cli.app import app
+
+USUAL = ("--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32")
+BAD = {
+    "no such op": (("--op", "gem", "--arch", "x86_avx512", "--dtype", "fp32"), "unknown"),
+    "no model": (("--op", "gemm", "--arch", "gfx942", "--dtype", "bf16"), "no model of gemm"),
+    "no dtype": (("--op", "gemm", "--arch", "sm_90", "--dtype", "int8"), "models there know"),
+    "no kernel": ((*USUAL, "--filter", "mr == 5"), "loosen --filter"),
+    "no field": ((*USUAL, "--where", "zz > 1"), "unknown field"),
+    "no problem": ((*USUAL, "--where", "m < 0"), "is left by --where"),
+    "no layout": ((*USUAL, "--layout", "abc"), "gemm has rcr"),
+    "no result": ((*USUAL, "--out-dtype", "int32"), "can give"),
+    "half of --top": ((*USUAL, "--top", "3"), "go together"),
+    "too many objects": (
+        ("--op", "gemm", "--arch", "sm_90", "--dtype", "bf16", "--layout", "rcr"),
+        "narrow it with",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_bad_input_gets_a_line_and_leaves_nothing(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, expected = BAD[name]
+    more = ("--max-objects", "1", "--filter", 'family == "tma"') if "objects" in name else ()
+    arguments = ["export-cpp", str(tmp_path / "out"), *given, *more]
+    monkeypatch.setattr("sys.argv", ["tilewise", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert expected in said
+    assert said.count("tilewise:") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+    ran = CliRunner().invoke(app, ["export-cpp", str(tmp_path / "out"), *USUAL])
+    assert ran.exit_code != 0
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_top_keeps_kernels_that_win_and_tells_the_loss(tmp_path: Path) -> None:
+    problems = tmp_path / "shapes.csv"
+    rows = [f"{m},{n},{k}" for m in (1, 64, 1024) for n in (64, 1000) for k in (64, 512)]
+    problems.write_text("\n".join(["M,N,K", *rows]) + "\n")
+    found = {}
+    for top in (1, 100):
+        out = tmp_path / f"top{top}"
+        given = ["--top", str(top), "--problems", str(problems), "--layout", "rcr", "--json"]
+        ran = CliRunner().invoke(app, ["export-cpp", str(out), *USUAL, *given])
+        assert ran.exit_code == 0, ran.output
+        found[top] = json.loads(ran.stdout[ran.stdout.index("{") :])
+        facts = (out / "include" / "tilewise.h").read_text().splitlines()[0]
+        assert "x86_avx512" in facts
+        assert "x86_avx512_gemm_fp32" in facts
+    few, all_of = (found[top]["losses"]["gemm"] for top in (1, 100))
+    assert found[1]["kernels"]["gemm"] == few["kept"] == 1
+    assert few["mean"] > 0
+    assert found[100]["kernels"]["gemm"] == all_of["winners"] > 1
+    assert all_of["mean"] == all_of["worst"] == all_of["unserved"] == 0
+    written = sum(p.stat().st_size for p in (tmp_path / "top1").rglob("*") if p.is_file())
+    assert found[1]["total_bytes"] == written

@@ -1,0 +1,94 @@
+"""Functions followed over sizes that are not known give what Python gives for known ones."""
+
+from __future__ import annotations
+
+import random
+from math import gcd as plain_gcd
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise.core.trace import (
+    Examples,
+    TraceError,
+    cheapest,
+    concrete,
+    either,
+    fields_of,
+    follow,
+    gcd,
+    leaves,
+    pieces,
+    trace,
+)
+
+M, N = fields_of(("m", "n"), {"n": 1}).values()
+
+
+def check(function: Any, tree: Any, count: int = 300) -> None:
+    rng = random.Random(1)
+    for _ in range(count):
+        m, n = rng.randrange(1, 5000), rng.randrange(1, 5000)
+        assert follow(tree, {"m": m, "n": n}) == function(m, n)
+
+
+def test_every_path_is_followed() -> None:
+    def rule(m: Any, n: Any) -> str | None:
+        if m % 16:
+            return "odd"
+        if -(-m // 128) * n > 2**12 and max(m, n) < 4000:
+            return "many"
+        return None if min(m, n) >= 64 else "few"
+
+    tree = trace(lambda: rule(M, N))
+    assert {leaf.value for leaf in leaves(tree)} == {None, "odd", "many", "few"}
+    check(rule, tree)
+
+
+def test_helpers_compute_the_same_on_both_kinds_of_number() -> None:
+    def cost(m: Any, n: Any) -> str:
+        def of(at: Any) -> Any:
+            return -(-m // at) + either(at > 3, at, 2 * at)
+
+        best, place = cheapest(1, 9, of)
+        return "a" if gcd(m, 12) + best > 40 + place else "b"
+
+    assert gcd(18, 12) == plain_gcd(18, 12)
+    check(cost, trace(lambda: cost(M, N)))
+
+
+def test_only_paths_of_examples_are_followed() -> None:
+    seen = Examples({"m": np.arange(1, 9), "n": np.full(8, 4)})
+    tree = trace(lambda: concrete(N) + (1 if M > 100 else 0), seen)
+    assert [leaf.value for leaf in leaves(tree)] == [4]
+    assert follow(tree, {"m": 3, "n": 4}) == 4
+    assert follow(tree, {"m": 3, "n": 5}) is None
+    assert follow(tree, {"m": 300, "n": 4}) is None
+
+
+def test_sizes_stand_in_texts() -> None:
+    tree = trace(lambda: f"M is {M}, of {N * 2}")
+    (leaf,) = leaves(tree)
+    parts = pieces(leaf.value)
+    assert [part for part in parts if isinstance(part, str)] == ["M is ", ", of "]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: {M: 1},
+        lambda: range(M),
+        lambda: float(M),
+        lambda: f"{M:08d}",
+        lambda: M * float("inf"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(function: Any) -> None:
+    with pytest.raises(TraceError):
+        trace(function)
+
+
+def test_a_size_is_asked_about_inside_of_a_trace_alone() -> None:
+    with pytest.raises(TraceError, match="outside of a trace"):
+        bool(M > 3)
