@@ -27,6 +27,7 @@ from tilewise.cli import (
     tune,
     validate,
 )
+from tilewise.cli.examples import show_examples
 
 app = typer.Typer(
     name="tilewise",
@@ -73,3 +74,4 @@ app.command("bench")(bench.bench)
 app.command("report")(report.report)
 app.command("export-c")(export_c.export_c)
 app.command("demo")(demo.demo)
+show_examples(app)

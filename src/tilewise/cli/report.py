@@ -23,10 +23,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables.
-
-    Example: tilewise report datasets/emerald/conv_fwd --out report.html
-    """
+    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables."""
     from tilewise.report.page import write_report
 
     if target.exists() and not force:
