@@ -40,7 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data publish": ("store lean_store",),
     "data show": ("store",),
     "data check": ("store", "store --forget"),
-    "train": ("store --op gemm --out model",),
+    "train": ("store --op gemm --out new_model",),
     "tune": ("--op gemm --problems problems.csv --out plan.json",),
     "evaluate": ("model store --out judged.csv",),
     "compare": ("model new_model store",),

@@ -21,6 +21,7 @@ from tilewise.cli.console import (
     table,
 )
 from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
@@ -49,8 +50,9 @@ def explain(
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
-    selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
-    report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
+    with telling(f"asking {found.name}"):
+        selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
+        report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
     tell_difference(found, selector.arch)
     if as_json:
         return emit(report)

@@ -11,8 +11,10 @@ from tilewise.cli.console import (
     ArchOption,
     DtypeOption,
     FilterOption,
+    ForceFlag,
     JsonFlag,
     OpOption,
+    check_free,
     emit,
     out,
     parse_problem,
@@ -166,9 +168,11 @@ def export(
     engine: EngineOption = None,
     expression: FilterOption = None,
     config: ConfigOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
+    check_free(None if file.is_dir() else file, force)
     kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is no file name; name the file to write")
