@@ -30,7 +30,7 @@ from tilewise.engines.device import resolve_arch
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.selection.opening import measured_kernels
-from tilewise.selection.selector import why_foreign
+from tilewise.selection.selector import caveat, why_foreign
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
 
@@ -61,12 +61,9 @@ def explain(
 
 def tell_difference(model: Model, arch: Arch) -> None:
     """Says on standard error that times are scaled from another device's."""
-    from tilewise.selection.selector import how_different
-
-    different = how_different(model, arch)
-    if different is not None:
-        told = f"{arch.label} is not what {model.name} was trained on ({different})"
-        err.print(f"{told}: times are scaled by these figures", soft_wrap=True)
+    told = caveat(model, arch)
+    if told is not None:
+        err.print(told, soft_wrap=True)
 
 
 def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:
