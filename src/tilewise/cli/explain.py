@@ -101,19 +101,16 @@ def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
 
 def tell(report: dict[str, Any], model: str) -> None:
     """An explanation, for people."""
-    out.print(report["kernel"], soft_wrap=True)
+    out.print(report["taken"], soft_wrap=True)
+    if report["taken"] != report["kernel"]:
+        out.print("taken because it is predicted as fast as the fastest: ties go to the vendor's")
+        out.print(f"the fastest: {report['kernel']}", soft_wrap=True)
     out.print(
         f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS: the "
         f"fastest of {report['candidates']} that can serve, "
         f"by {model}",
         soft_wrap=True,
     )
-    if "level_vendor" in report:
-        out.print(
-            f"{report['level_vendor']} is predicted level with it, and ties go to the vendor: that "
-            "is what `select` and `rank` take",
-            soft_wrap=True,
-        )
     far = (
         f"{report['distance_octaves']:.1f} octaves away, {report['reach_octaves']:.1f} are allowed"
     )
