@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Progress bars even where the output is a file: an installation in silence looks like a hang.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: docs demo test test-quick check extras models fuzz gpu-test gpu-memcheck format clean
+.PHONY: docs demo test test-quick check extras package models fuzz gpu-test gpu-memcheck format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
@@ -33,6 +33,10 @@ docs: $(VENV)/.test
 # Every extra of pyproject.toml resolves on plain PyPI; nothing is installed.
 extras: $(VENV)/.test
 	$(BIN)/python .ci/extras.py
+
+# Wheel and sdist, built, installed and tried in a clean environment.
+package: $(VENV)/.test
+	$(BIN)/python .ci/package.py
 
 # Retrains every shipped model from datasets/; equal data gives equal bytes.
 models: $(VENV)/.test

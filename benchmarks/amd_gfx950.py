@@ -110,7 +110,7 @@ def protocols(
     fitted = trainer.fit(~is_validation, params)
     alone = trainer.score(fitted, np.ones(len(data), bool))
     tell("five folds over all rows")
-    folded = cross_validate(trainer, params, progress=tell).score
+    folded = cross_validate(trainer, params, tell=tell).score
     found = {"training_20": alone, "folds": folded, "analytic": -analytic_us(data)}
     return {title: by_pair(data, score) for title, score in found.items()}
 
@@ -128,7 +128,7 @@ def write_model(
 ) -> None:
     """Trains on all rows and writes the folder."""
     tell("the model of all rows")
-    save(train(data, params, name=folder.name, progress=tell), data, folder, protocols=report)
+    save(train(data, params, name=folder.name, tell=tell), data, folder, protocols=report)
 
 
 def main() -> None:

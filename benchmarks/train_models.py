@@ -99,7 +99,7 @@ def make(recipe: Recipe, folder: Path, tell: Tell) -> None:
     """Trains one model of published measurements."""
     stores = [ROOT / "datasets" / store for store in recipe.stores]
     data = from_stores(stores, op=recipe.op, arch=recipe.arch)
-    trained = train(data, recipe.params, name=recipe.name, progress=tell)
+    trained = train(data, recipe.params, name=recipe.name, tell=tell)
     save(trained, data, folder)
 
 

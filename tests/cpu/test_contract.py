@@ -7,6 +7,8 @@ they were is held for every op, engine and architecture in `tests/unit/test_kern
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -31,6 +33,7 @@ from tilewise.errors import ProblemError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.ops.vendor import LIBRARIES, VendorKernel
+from tilewise.settings import settings as tilewise_settings
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -91,6 +94,26 @@ def test_every_kernel_matches_float64(kernels: list[Kernel]) -> None:
         assert found, f"no shape of the lists reaches {kernel.name}"
         for at, problem in enumerate(found):
             check(kernel, problem, at)
+
+
+@pytest.fixture
+def clang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clang is the compiler; `TILEWISE_CXX=clang++ pytest` takes the whole suite through it."""
+    if shutil.which("clang++") is None:
+        pytest.skip("no clang++")
+    monkeypatch.setenv("TILEWISE_CXX", "clang++")
+    for known in (tilewise_settings, find_compiler):
+        known.cache_clear()
+    yield
+    monkeypatch.undo()
+    for known in (tilewise_settings, find_compiler):
+        known.cache_clear()
+
+
+def test_clang_compiles_a_kernel_of_every_kind(clang: None) -> None:
+    kinds = {(k.op, k.isa, k.family): k for op in OPS for k in pool(op)}  # type: ignore[attr-defined]
+    for build in CpuEngine(threads=1).build(list(kinds.values()), ARCH):
+        assert build.status == "ok", build.message
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

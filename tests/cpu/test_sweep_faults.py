@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tilewise
 from tilewise.core.measurement import Policy
 from tilewise.data.store import Store
 from tilewise.errors import MachineError
@@ -51,6 +56,7 @@ def run(
     batch: int = 20,
     policy: Policy = POLICY,
     timeout_s: float = 2.0,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     **options: object,
 ) -> Summary:
     """Sweeps kernels with the given deeds over the problems."""
@@ -71,6 +77,7 @@ def run(
         *(store, problems, kernels, LocalExecutor(config), policy),
         options=Options(**options),  # type: ignore[arg-type]
         why_unusable=why_unusable,
+        on_event=on_event,
     )
 
 
@@ -123,6 +130,39 @@ def test_a_process_killed_from_outside_is_replaced(
     run(tmp_path / "store", library, [deed, "fine", deed], policy=CROWDED)
     assert set(outcomes(tmp_path / "store").values()) == {"ok"}
     assert (tmp_path / "store.mark").exists()
+
+
+DEEDS = ["fine", "segfault", "fine"]
+
+
+def die_at(event: str, store: str, library: str) -> None:
+    """Sweeps until something happens for the second time, or only ever once; then is gone."""
+    wanted = 1 if event == "start" else 2
+
+    def struck(seen: dict[str, Any]) -> None:
+        nonlocal wanted
+        wanted -= seen["event"] == event
+        if wanted == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(Path(store), Path(library), DEEDS, on_event=struck)
+
+
+@pytest.mark.parametrize("event", ["start", "built", "row", "problem_done"])
+def test_a_sweep_killed_at_any_stage_is_carried_on(
+    event: str, library: Path, tmp_path: Path
+) -> None:
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_sweep_faults as t; "
+    code += f"t.die_at({event!r}, {str(tmp_path / 'store')!r}, {str(library)!r})"
+    path = os.pathsep.join((str(HERE), str(Path(tilewise.__file__).parent.parent)))
+    ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    assert ended.returncode == -signal.SIGKILL
+    before = outcomes(tmp_path / "store")
+    run(tmp_path / "store", library, DEEDS)
+    found = outcomes(tmp_path / "store")
+    assert len(found) == len(DEEDS) * len(PROBLEMS)
+    assert before.items() <= found.items()
+    assert Counter(found.values()) == {"ok": 4, "crash": 2}
 
 
 def test_a_worker_killed_again_and_again_stops_the_sweep(library: Path, tmp_path: Path) -> None:

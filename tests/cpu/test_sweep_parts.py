@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewise.cli import progress
+from tilewise.cli.console import PlainConsole
 from tilewise.cli.progress import progress_bar
 from tilewise.cli.session import with_vendor
 from tilewise.cli.sweep import tell
@@ -228,7 +230,10 @@ def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
     assert "none yet" in told and "7 to go" in told and "nothing" not in told
 
 
-def test_a_finished_bar_has_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_bar_has_no_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlainConsole, "is_terminal", True)
     with progress_bar() as update:
         update({"event": "start", "total": 1, "known": 0, "skipped": 0, "forgotten": 0})
         update({"event": "row", "status": "crash", "stage": "first"})
@@ -240,3 +245,23 @@ def test_a_refusal_leaves_no_bar_behind(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(InputError), progress_bar():
         raise InputError("no such thing")
     assert not capsys.readouterr().err.strip()
+
+
+def test_a_log_is_told_what_is_under_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
+    told = ""
+    with progress_bar() as update:
+        update({"event": "start", "total": 3, "known": 5, "skipped": 0, "forgotten": 0})
+        update({"event": "row", "status": "crash", "stage": "first"})
+        while "1 of 3" not in told:
+            told += capsys.readouterr().err
+    assert "5 measurements are there already" in told
+    assert "measuring: 1 of 3; crash 1" in told
+
+
+def test_what_is_soon_over_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.telling("reading") as tell:
+        tell("judging")
+    assert not capsys.readouterr().err

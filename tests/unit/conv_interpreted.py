@@ -1,7 +1,7 @@
 """Every Triton convolution against float64, by Triton's interpreter: a JSON line for each case.
 
 Run with TRITON_INTERPRET=1: `conv_interpreted.py DIRECTION [OLD NEW]`; with OLD and NEW the kernels
-are read with a piece of their text replaced.
+are read with a piece of their text replaced, and every fourth case is tried.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ def main() -> None:
     if texts:
         replace_text(*texts)
     assert set(TYPES) == {"fp32", "fp16", "bf16"}
-    for name, kernel, problem, epilogue in cases(direction):
+    # What is spoilt shows in any of them.
+    for name, kernel, problem, epilogue in islice(cases(direction), 0, None, 4 if texts else 1):
         if why_unusable(kernel, problem, ARCH) is None:
             found = check(kernel, problem, epilogue)
             print(json.dumps({"case": name, "kernel": kernel.name, **found}), flush=True)

@@ -41,6 +41,9 @@ class Oracle:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None
 
+    def caveat(self, arch: Arch) -> str | None:
+        return None
+
     def knows_vendor(self, kernel: Kernel) -> bool:
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,9 +238,8 @@ def test_matrix_product_by_hand() -> None:
     assert v["hw_peak_tflops"] == GFX950.peak_tflops["fp16"]
 
 
+@cache
 def _any_cktile() -> Kernel:
-    from tilewise.ops.configs import load_pool
-
     return load_pool(get_op("gemm"), GFX950)[0]
 
 
@@ -378,7 +378,6 @@ def compare_with_c(features: FeatureSet, call: Any, problem: Problem, kernel: Ke
 
 
 @given(problem=gemm_problems)
-@pytest.mark.slow
 def test_gemm_features_are_equal_in_c(c_features: dict[str, Any], problem: GemmProblem) -> None:
     compare_with_c(GEMM, c_features["gemm"], problem, _any_cktile())
 

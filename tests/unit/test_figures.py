@@ -14,6 +14,7 @@ from tilewise.core.identity import canonical_json
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.model import load_model
 from tilewise.data.schema import conform, from_table, to_table
+from tilewise.dispatch import default_registry
 from tilewise.errors import InputError
 from tilewise.learn.dataset import from_measurements
 from tilewise.ops.configs import load_pool
@@ -95,3 +96,12 @@ def test_a_device_unlike_the_trained_one_is_told() -> None:
     told = how_different(model, model.trained_on.with_figures(compute_units=64))
     assert told is not None
     assert "64 units where it had 1" in told
+
+
+def test_a_choice_tells_where_the_device_differs() -> None:
+    trained = load_model(Path(SHIPPED) / "x86_avx512_gemm_fp32").trained_on
+    problem = GemmProblem(m=256, n=256, k=256)
+    for arch, is_told in ((trained, False), (trained.with_figures(compute_units=64), True)):
+        choice = default_registry("gemm", arch).select(problem)
+        assert choice.path == "model"
+        assert ("64 units where it had 1" in choice.reason) == is_told

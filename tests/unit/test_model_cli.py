@@ -160,7 +160,7 @@ def test_a_header_is_written(trained: tuple[Path, dict[str, Any]], tmp_path: Pat
     assert json.loads(done.stdout)["kernels"] > 0
     assert "mine_rank" in (tmp_path / "m.h").read_text()
     for name in ("1st-model", "2024 run"):
-        run("export-c", folder, tmp_path / "m.h", "--name", name)
+        run("export-c", folder, tmp_path / "m.h", "--name", name, "--force")
         (word,) = re.findall(r"(\w+)_rank\(", (tmp_path / "m.h").read_text())[:1]
         assert word.isidentifier()
 
@@ -190,7 +190,9 @@ def test_a_model_is_replaced_as_a_whole_or_not_at_all(
     folder = tmp_path / "model"
     shutil.copytree(trained[0], folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    words = ("train", store, "--out", folder, "--trees", 5, "--folds", 2)
+    words = ("train", store, "--out", folder, "--trees", 5, "--folds", 2, "--force")
+    with pytest.raises(InputError, match="model is there already; name another, or add --force"):
+        run(*words[:-1])
 
     def full(self: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import random
 import re
 import shutil
 import subprocess
 import sys
-import time
 from base64 import b64encode
 from pathlib import Path
 
@@ -202,28 +200,3 @@ def test_a_manifest_without_kernels_is_refused(small_model: Path, tmp_path: Path
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ModelError, match="names no list of kernels"):
         load_model(folder)
-
-
-def test_a_kill_while_a_model_is_replaced_leaves_a_whole_one(
-    small_model: Path, tmp_path: Path
-) -> None:
-    """A process that replaces a model again and again is killed; whatever is there then loads."""
-    place = tmp_path / "model"
-    shutil.copytree(small_model, place)
-    code = (
-        "import shutil, sys\n"
-        "from pathlib import Path\n"
-        "from tilewise.core.model import replacing\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    with replacing(Path(sys.argv[2])) as fresh:\n"
-        "        shutil.copytree(sys.argv[1], fresh, dirs_exist_ok=True)\n"
-    )
-    for seed in range(6):
-        command = [sys.executable, "-c", code, str(small_model), str(place)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            time.sleep(0.02 * seed + random.Random(seed).random() / 50)
-            writer.kill()
-        assert load_model(place).op == load_model(small_model).op

@@ -7,8 +7,10 @@ import pytest
 from tilewise.cli.kernels import shown
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import dtype
-from tilewise.errors import ArchError, InputError, ProblemError, nearest
+from tilewise.core.measurement import parse_policy
+from tilewise.errors import ArchError, InputError, KernelError, ProblemError, nearest
 from tilewise.ops.contract import get_op
+from tilewise.problems.networks import network
 
 
 def test_names_that_are_near_are_asked_back() -> None:
@@ -20,6 +22,12 @@ def test_names_that_are_near_are_asked_back() -> None:
         load_arch("sm90")
     with pytest.raises(ProblemError, match=r"did you mean 'bf16'\?"):
         dtype("BF16")
+    with pytest.raises(InputError, match=r"did you mean 'resnet50'\?"):
+        network("resnet51", "conv_fwd")
+    with pytest.raises(InputError, match=r"did you mean 'careful'\?"):
+        parse_policy("carefull", "cpu")
+    with pytest.raises(KernelError, match=r"did you mean 'triton'\?"):
+        get_op("gemm").types_of("tritn")
     assert nearest("zzz", ["gemm", "conv_fwd"]) == ""
 
 

@@ -65,6 +65,16 @@ def test_the_demo_is_light() -> None:
     assert not heavy & names(PROJECT["dependencies"] + EXTRAS["demo"])
 
 
+def test_the_readme_reads_the_same_where_there_is_nothing_beside_it() -> None:
+    """As on PyPI: it links to nothing relative, and its picture is named where it is missing."""
+    readme = (ROOT / "README.md").read_text()
+    links = re.findall(r"(!?)\[([^\]]*)\]\(([^)]+)\)", readme)
+    for is_picture, words, target in links:
+        assert target.startswith("https://") or (is_picture and target in words), target
+    for path in re.findall(r"`((?:docs|benchmarks|datasets|[A-Z]+\.md)[\w./]*)`", readme):
+        assert (ROOT / path).exists(), path
+
+
 def test_an_unknown_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert extras_script().main(["nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().out

@@ -28,6 +28,7 @@ from tilewise.cli import (
     tune,
     validate,
 )
+from tilewise.cli.examples import show_examples
 
 app = typer.Typer(
     name="tilewise",
@@ -75,3 +76,4 @@ app.command("report")(report.report)
 app.command("export-c")(export_c.export_c)
 app.command("export-cpp")(export_cpp.export_cpp)
 app.command("demo")(demo.demo)
+show_examples(app)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from itertools import count
 from typing import Annotated
 
 import typer
@@ -23,13 +24,12 @@ from tilewise.cli.console import (
     table,
 )
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
+from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.engines import Build, Resources, get_engine, is_foreign
 from tilewise.engines.device import resolve_arch
 from tilewise.errors import BuildError, InputError
-
-SECONDS_BETWEEN_LINES = 5.0
 
 
 def build(
@@ -72,9 +72,9 @@ def build(
             }
         )
     else:
-        failed = [[b.kernel.name, b.status, b.message[:200]] for b in builds if b.status != "ok"]
-        if failed:
-            table("Not built", ["kernel", "status", "message"], failed)
+        for failed in (b for b in builds if b.status != "ok"):
+            told = f"{failed.kernel.name}\n    {failed.status}: {failed.message[:200]}"
+            out.print(told, soft_wrap=True)
         if any(b.resources.registers for b in builds):
             table(f"Most that a kernel needs on {chosen.label}", ["what", "most"], _most(builds))
         counts = ", ".join(f"{n} {status}" for status, n in statuses.items())
@@ -106,7 +106,9 @@ def compile_all(kernels: list[Kernel], arch: Arch, max_workers: int | None) -> l
 def progress(total: int) -> Iterator[Callable[[Build], None]]:
     """A listener that keeps a bar on a terminal, and writes a line now and then elsewhere."""
     if not err.is_terminal:
-        yield _Lines(total)
+        built = count(1)
+        with telling(f"building {total} kernels") as tell:
+            yield lambda build: tell(f"built {next(built)} of {total}, last {build.kernel.name}")
         return
     from rich.progress import (
         BarColumn,
@@ -120,22 +122,6 @@ def progress(total: int) -> Iterator[Callable[[Build], None]]:
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda _: bar.advance(task)
-
-
-class _Lines:
-    """Progress for a log: how many are built, every few seconds."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._told = time.monotonic()
-
-    def __call__(self, build: Build) -> None:
-        self._done += 1
-        if time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
-            self._told = time.monotonic()
-            line = f"built {self._done} of {self._total}, last {build.kernel.name}"
-            err.print(line, soft_wrap=True)
 
 
 def _most(builds: Sequence[Build]) -> list[tuple[str, int]]:

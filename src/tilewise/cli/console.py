@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.table import Table
 from tilewise.core.problem import Problem, spell_problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
+from tilewise.problems.lines import is_stream
 from tilewise.problems.rows import problem_from_words
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
@@ -27,6 +29,7 @@ DtypeOption = Annotated[str | None, typer.Option("--dtype", help="fp32, fp16, bf
 FilterOption = Annotated[
     str | None, typer.Option("--filter", help="Keep kernels for which this expression holds.")
 ]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 
 
 MOST_SECONDS = 1e6
@@ -38,6 +41,14 @@ def bearable(option: typer.CallbackParam, seconds: float) -> float:
     if not seconds <= MOST_SECONDS:
         raise InputError(f"{option.opts[0]} is {seconds:g}; give at most {MOST_SECONDS:g} seconds")
     return seconds
+
+
+def check_free(target: Path | None, force: bool) -> None:
+    """Raises where a file or model would be replaced unasked; streams are written to, as ever."""
+    if force or target is None or not target.exists():
+        return
+    if target.is_dir() or not is_stream(target):
+        raise InputError(f"{target} is there already; name another, or add --force to replace it")
 
 
 class PlainConsole(Console):

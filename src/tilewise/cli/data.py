@@ -9,6 +9,7 @@ import typer
 
 from tilewise.cli import data_io
 from tilewise.cli.console import JsonFlag, emit, out, table
+from tilewise.cli.progress import telling
 from tilewise.errors import NoStoreError
 
 app = typer.Typer(help="Measurements: bring in, take out, merge, look at.", no_args_is_help=True)
@@ -27,7 +28,8 @@ def merge(
     """Adds stores to a store: a union, with what they disagree about reported."""
     from tilewise.data.merge import merge as run
 
-    merged = run(target, sources)
+    with telling("reading stores") as tell:
+        merged = run(target, sources, tell)
     if as_json:
         return emit(merged.to_dict())
     out.print(
@@ -56,7 +58,8 @@ def publish(
 
     from tilewise.data.publish import publish as run
 
-    done = run(store, target)
+    with telling(f"reading {store}") as tell:
+        done = run(store, target, tell)
     if as_json:
         return emit(asdict(done))
     sizes = f"{done.bytes_before / 1e6:,.1f} MB became {done.bytes_after / 1e6:,.1f}"
@@ -69,7 +72,8 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
     """Says what a store holds."""
     from tilewise.data.show import overview
 
-    found = overview(store)
+    with telling(f"reading {store}") as tell:
+        found = overview(store, tell)
     if as_json:
         return emit(found.to_dict())
     counts = ", ".join(f"{n:,} {status}" for status, n in found.by_status.items() if n)
@@ -103,8 +107,9 @@ def check(
     from tilewise.data.check import check as run
     from tilewise.data.forget import forget_faults
 
-    forgotten = forget_faults(store) if forget else 0
-    report = run(store)
+    with telling(f"reading {store}") as tell:
+        forgotten = forget_faults(store) if forget else 0
+        report = run(store, tell)
     if not report.rows and report.is_sound and not forgotten:
         raise NoStoreError(f"{store} holds no measurements; name a folder that `sweep` made")
     if as_json:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, JsonFlag, emit, err, out, table
+from tilewise.cli.console import DtypeOption, ForceFlag, JsonFlag, check_free, emit, err, out, table
+from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
 OnlyOpOption = Annotated[str, typer.Option("--op", help="Only this op; by default any.")]
@@ -29,7 +30,7 @@ def import_(
 
     choices = {"op": op, "dtype": dtype or "", "device": device, "toolchain": toolchain}
     chosen = resolve_arch(arch)
-    with err.status(f"reading {file}"):
+    with telling(f"reading {file}"):
         found = import_file(file, store, chosen, **choices)
     if as_json:
         return emit({"store": str(store), **found.to_dict()})
@@ -57,12 +58,15 @@ def export(
     failures: Annotated[
         bool, typer.Option("--failures", help="Failures and wrong results too.")
     ] = False,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes measurements as CSV with the reference's columns."""
     from tilewise.data.exporting import export_csv
 
-    rows = export_csv(store, file, op=op, latest=latest, failures=failures)
+    check_free(file, force)
+    with telling(f"reading {store}"):
+        rows = export_csv(store, file, op=op, latest=latest, failures=failures)
     if as_json:
         return emit({"file": str(file), "rows": rows})
     return out.print(f"{rows} rows written to {file}", highlight=False)

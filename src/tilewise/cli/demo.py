@@ -85,10 +85,7 @@ class Row:
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """The whole idea on this machine: build, sweep, train, judge, dispatch; then an H200 from here.
-
-    Example: tilewise demo
-    """
+    """The whole idea here: build, sweep, train, judge, dispatch; then an H200 asked from afar."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         rows, found = _steps()
     if as_json:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.cli.console import err, out, table
-from tilewise.cli.progress import progress_bar
+from tilewise.cli.console import out, table
+from tilewise.cli.progress import progress_bar, telling
 from tilewise.cli.session import Session
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import POLICIES
@@ -59,12 +59,11 @@ def learned(kernels: Sequence[Kernel]) -> dict[str, Any]:
         )
     out.print(f"  {summary.rows:,} readings of {SWEPT} products, every result checked")
     data = from_stores([store], op="gemm")
-    with err.status("training"):
-        trained = train(
-            data, Params(trees=60, leaves=8, min_rows=5), fold_count=HELD_OUT, name="demo"
-        )
-    save(trained, data, model)
-    write_report([store], page, model=model)
+    with telling("training") as tell:
+        params = Params(trees=60, leaves=8, min_rows=5)
+        trained = train(data, params, fold_count=HELD_OUT, name="demo", tell=tell)
+        save(trained, data, model)
+        write_report([store], page, model=model, tell=tell)
     found, plain = trained.model.metrics["efficiency"], trained.model.metrics["analytic"]
     out.print(
         f"  chosen for unseen products: {found['mean']:.1f} % of the best kernel's speed in the "

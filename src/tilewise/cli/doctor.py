@@ -14,6 +14,7 @@ import typer
 
 from tilewise import __version__
 from tilewise.cli.console import JsonFlag, emit, out, table
+from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.problem import Problem
@@ -25,7 +26,8 @@ Row = tuple[str, str, str]
 
 def doctor(as_json: JsonFlag = False) -> None:
     """Tries compiler, engines, cache and models; exit 1 if something is broken."""
-    rows = [row for check in _CHECKS for row in check()]
+    with telling("trying compiler, engines, cache and models"):
+        rows = [row for check in _CHECKS for row in check()]
     if as_json:
         emit([{"what": what, "status": status, "detail": detail} for what, status, detail in rows])
     else:

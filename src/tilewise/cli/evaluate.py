@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, JsonFlag, emit, out, spell_values, table
+from tilewise.cli.console import (
+    DtypeOption,
+    ForceFlag,
+    JsonFlag,
+    check_free,
+    emit,
+    out,
+    spell_values,
+    table,
+)
 from tilewise.cli.models import StoresArgument
+from tilewise.cli.progress import telling
 from tilewise.cli.train import show_efficiency
 from tilewise.errors import InputError
 
@@ -24,6 +34,7 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Write every problem with its efficiency, to `augment`."),
     ] = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Judges a model; problems it was trained on are judged by their out-of-fold predictions."""
@@ -36,17 +47,18 @@ def evaluate(
 
     if leave_out and target is not None:
         raise InputError("--out writes what the model itself is worth; drop --leave-out or --out")
+    check_free(target, force)
     known = load_model(model)
-    data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
+    with telling("reading measurements") as tell:
+        data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
+        if leave_out:
+            params = Params.from_dict(known.manifest.get("params", {}))
+            groups = leave_one_out(data, leave_out, params, tell)
+        else:
+            tell(f"judging {known.name} on {len(data.problems):,} problems")
+            found = judge(model, data)
     if leave_out:
-        params = Params.from_dict(known.manifest.get("params", {}))
-        groups = leave_one_out(data, leave_out, params)
-        if as_json:
-            return emit(groups)
-        columns = ("problems", "mean", "median", "p10", "min")
-        rows = [[name, *(group[c] for c in columns)] for name, group in groups.items()]
-        return table(f"left out by {leave_out}", [leave_out, *columns], rows)
-    found = judge(model, data)
+        return _show_left_out(leave_out, groups, as_json)
     if target is not None:
         scored = found.scored_problems()
         write_problems(target, scored.problems, scored.labels)
@@ -70,6 +82,14 @@ def evaluate(
     return None
 
 
+def _show_left_out(label: str, groups: dict[str, dict[str, float]], as_json: bool) -> None:
+    if as_json:
+        return emit(groups)
+    columns = ("problems", "mean", "median", "p10", "min")
+    rows = [[name, *(group[c] for c in columns)] for name, group in groups.items()]
+    return table(f"left out by {label}", [label, *columns], rows)
+
+
 def compare(
     old: Annotated[Path, typer.Argument(help="The model in use.")],
     new: Annotated[Path, typer.Argument(help="The model that may replace it.")],
@@ -83,8 +103,10 @@ def compare(
     from tilewise.learn.dataset import from_stores
 
     known = load_model(old)
-    data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
-    report = judge(old, new, data)
+    with telling("reading measurements") as tell:
+        data = from_stores(stores, op=known.op, arch=known.trained_on, dtype=dtype or "")
+        tell(f"judging both on {len(data.problems):,} problems")
+        report = judge(old, new, data)
     if as_json:
         emit(report)
     else:

@@ -21,6 +21,7 @@ from tilewise.cli.console import (
     table,
 )
 from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
@@ -29,7 +30,7 @@ from tilewise.engines.device import resolve_arch
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.selection.opening import measured_kernels
-from tilewise.selection.selector import why_foreign
+from tilewise.selection.selector import caveat, why_foreign
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
 
@@ -49,8 +50,9 @@ def explain(
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
-    selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
-    report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
+    with telling(f"asking {found.name}"):
+        selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
+        report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
     tell_difference(found, selector.arch)
     if as_json:
         return emit(report)
@@ -59,12 +61,9 @@ def explain(
 
 def tell_difference(model: Model, arch: Arch) -> None:
     """Says on standard error that times are scaled from another device's."""
-    from tilewise.selection.selector import how_different
-
-    different = how_different(model, arch)
-    if different is not None:
-        told = f"{arch.label} is not what {model.name} was trained on ({different})"
-        err.print(f"{told}: times are scaled by these figures", soft_wrap=True)
+    told = caveat(model, arch)
+    if told is not None:
+        err.print(told, soft_wrap=True)
 
 
 def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:
@@ -102,19 +101,16 @@ def candidates(model: Model, arch: Arch, dtype: str) -> list[Kernel]:
 
 def tell(report: dict[str, Any], model: str) -> None:
     """An explanation, for people."""
-    out.print(report["kernel"], soft_wrap=True)
+    out.print(report["taken"], soft_wrap=True)
+    if report["taken"] != report["kernel"]:
+        out.print("taken because it is predicted as fast as the fastest: ties go to the vendor's")
+        out.print(f"the fastest: {report['kernel']}", soft_wrap=True)
     out.print(
         f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS: the "
         f"fastest of {report['candidates']} that can serve, "
         f"by {model}",
         soft_wrap=True,
     )
-    if "level_vendor" in report:
-        out.print(
-            f"{report['level_vendor']} is predicted level with it, and ties go to the vendor: that "
-            "is what `select` and `rank` take",
-            soft_wrap=True,
-        )
     far = (
         f"{report['distance_octaves']:.1f} octaves away, {report['reach_octaves']:.1f} are allowed"
     )

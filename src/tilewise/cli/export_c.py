@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import ArchOption, JsonFlag, emit, out
+from tilewise.cli.console import ArchOption, ForceFlag, JsonFlag, check_free, emit, out
 from tilewise.cli.models import given_model
 from tilewise.errors import FileError
 from tilewise.ops.contract import get_op
@@ -24,6 +24,7 @@ def export_c(
         Path | None, typer.Option(help="Kernels as JSON; by default those it was trained on.")
     ] = None,
     arch: ArchOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes features, forest and ranking as C11 that is also C++17 and needs no library."""
@@ -32,6 +33,7 @@ def export_c(
     from tilewise.selection.export_c import export_c as render
     from tilewise.selection.opening import measured_kernels
 
+    check_free(file, force)
     found = given_model(model)
     figures = found.figures_for(load_arch(arch) if arch else None)
     pool = measured_kernels(found)

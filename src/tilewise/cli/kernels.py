@@ -11,8 +11,10 @@ from tilewise.cli.console import (
     ArchOption,
     DtypeOption,
     FilterOption,
+    ForceFlag,
     JsonFlag,
     OpOption,
+    check_free,
     emit,
     out,
     parse_problem,
@@ -22,7 +24,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
 from tilewise.engines.device import resolve_arch
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError, InputError, nearest
 from tilewise.ops.configs import (
     dump_kernels,
     expand_counted,
@@ -57,7 +59,8 @@ def pick(
     for engine in engines or ():
         given.types_of(engine)
     if dtype and dtype not in OPERAND_DTYPES:
-        raise InputError(f"dtype is {dtype!r}; use one of {', '.join(OPERAND_DTYPES)}")
+        use = f"{', '.join(OPERAND_DTYPES)}{nearest(dtype, OPERAND_DTYPES)}"
+        raise InputError(f"dtype is {dtype!r}; use one of {use}")
     if config is None:
         kernels = load_pool(given, arch, engines or None)
     else:
@@ -166,9 +169,11 @@ def export(
     engine: EngineOption = None,
     expression: FilterOption = None,
     config: ConfigOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
+    check_free(None if file.is_dir() else file, force)
     kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is no file name; name the file to write")
@@ -210,9 +215,7 @@ def check(
         emit({"arch": chosen.name, "checked": len(reasons), "refused": refused})
     else:
         what = "serve the problem" if problem else "run"
-        table(
-            f"{len(reasons) - len(refused)} of {len(reasons)} can {what} on {chosen.label}",
-            ["kernel", "why not"],
-            refused.items(),
-        )
+        out.print(f"{len(reasons) - len(refused)} of {len(reasons)} can {what} on {chosen.label}")
+        for name, why in refused.items():
+            out.print(f"{name}\n    {why}", soft_wrap=True)
     raise typer.Exit(1 if refused and (names or file) else 0)

@@ -13,8 +13,10 @@ import typer
 from tilewise.cli.console import (
     ArchOption,
     DtypeOption,
+    ForceFlag,
     JsonFlag,
     OpOption,
+    check_free,
     emit,
     err,
     out,
@@ -60,12 +62,14 @@ def sample(
     max_ms: Annotated[float, typer.Option(help="Most time of a problem, at peak.")] = 20.0,
     avoid: AvoidOption = None,
     file: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Draws problems at random: log-uniform sizes, or families of shapes."""
     from tilewise.problems.sampling import sample as draw
     from tilewise.problems.sampling import wide_coverage
 
+    check_free(file, force)
     limits: dict[str, Any] = {"memory_share": memory_share, "max_ms": max_ms}
     common = {"dtype": dtype or "", "seed": seed, "avoid": _known(avoid, op), **limits}
     chosen = resolve_arch(arch)
@@ -82,11 +86,13 @@ def edge(
     arch: ArchOption = None,
     dtype: DtypeOption = None,
     file: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Lists problems with edge dimensions: ones, primes, tiny sizes, neighbours of tiles."""
     from tilewise.problems.edges import edge_problems
 
+    check_free(file, force)
     chosen = resolve_arch(arch)
     found = edge_problems(op, chosen, dtype=dtype or "")
     _give(found, file, as_json, op=op, arch=chosen.name)
@@ -128,11 +134,13 @@ def augment(
     seed: SeedOption = 0,
     below: Annotated[float, typer.Option(help="Start from problems below this.")] = 1.0,
     target: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Proposes problems near those whose column `efficiency` is worst."""
     from tilewise.problems.augment import augment as propose
 
+    check_free(target, force)
     read = read_problems(file, op, dtype=dtype)
     worst = [(p, e) for p, e in _efficiencies(file, read) if e < below]
     if not worst:
@@ -162,6 +170,7 @@ def network(
     backward: Annotated[bool, typer.Option("--backward", help="GEMMs of gradients too.")] = False,
     frozen: Annotated[bool, typer.Option("--frozen", help="Untrained layers too.")] = False,
     file: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Computes the layers of a real network from its definition."""
@@ -169,6 +178,7 @@ def network(
 
     if name is None:
         return _list_networks(as_json)
+    check_free(file, force)
     found = networks.network(
         name,
         op,
@@ -190,9 +200,11 @@ def import_(
     dtype: DtypeOption = None,
     distinct: Annotated[bool, typer.Option("--distinct", help="Every problem once.")] = False,
     target: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Reads CSV, JSON, JSON lines or MIOpenDriver commands; bad lines are shown by number."""
+    check_free(target, force)
     read = read_problems(file, op, dtype=dtype)
     _give(read.distinct() if distinct else read, target, as_json, bad=read.bad_lines)
 
@@ -203,6 +215,7 @@ def capture(
     script: Annotated[Path, typer.Argument(help="A Python program; its own arguments follow.")],
     op: AnyOpOption = "",
     file: OutOption = None,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Runs a PyTorch program and records its convolutions and matrix products."""
@@ -211,6 +224,7 @@ def capture(
 
     from tilewise.problems.capture import capture as recording
 
+    check_free(file, force)
     if not script.is_file():
         raise FileError(f"{script} is not a file; give a Python program")
     arguments, folder = sys.argv, str(script.resolve().parent)

@@ -1,18 +1,63 @@
-"""What a sweep shows while it runs: a progress bar for people, JSON lines for programs."""
+"""What is shown while something runs: bars on a terminal, lines in a log, JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tilewise.cli.console import err
+from tilewise.core.telling import Tell
 
 Emit = Callable[[dict[str, Any]], None]
+
+PATIENCE_S = 2.0
+"""What takes less is not worth a line; after each line the next one waits twice as long."""
+LONGEST_WAIT_S = 32.0
+
+
+@contextmanager
+def telling(first: str) -> Iterator[Tell]:
+    """Shows on stderr what is under way: in place on a terminal, else in a line now and then."""
+    if err.is_terminal:
+        with err.status(first) as status:
+            yield status.update
+        return
+    told = _Log(first)
+    try:
+        yield told.update
+    finally:
+        told.end()
+
+
+class _Log:
+    """Writes what is under way to a log, less and less often; nothing of what is soon over."""
+
+    def __init__(self, first: str) -> None:
+        self._text = first
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def update(self, text: str) -> None:
+        self._text = text
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        wait, written = PATIENCE_S, ""
+        while not self._is_over.wait(wait):
+            if self._text != written:
+                written = self._text
+                err.print(written, soft_wrap=True)
+                wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 @contextmanager
@@ -34,12 +79,78 @@ def print_line(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+class _Events:
+    """What the events of a sweep come to."""
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self.done = 0
+        self.doing = "starting"
+        self._built = 0
+        self._failures: Counter[str] = Counter()
+
+    @property
+    def failures(self) -> str:
+        return " ".join(f"{k} {n}" for k, n in sorted(self._failures.items()) if n)
+
+    def __str__(self) -> str:
+        count = "" if self.total is None else f": {self.done:,} of {self.total:,}"
+        return f"{self.doing}{count}{'; ' if self.failures else ''}{self.failures}"
+
+    def take(self, event: dict[str, Any]) -> list[str]:
+        """Notes an event; gives back the lines that should stay to be read."""
+        match event["event"]:
+            case "start":
+                self.total, self.doing = event["total"], "measuring"
+                return _at_start(event)
+            case "built":
+                self._built += 1
+                self.doing = f"built {self._built}, measuring"
+            case "row":
+                self._failures[event["status"]] += event["status"] != "ok"
+                self.done += event["stage"] != "leader"
+            case "node_lost" | "slot_refused" | "builder_lost":
+                return [f"{event['event'].replace('_', ' ')}: {event['message']}"]
+            case "waiting":
+                self.doing = "waiting for another sweep"
+        return []
+
+
+def _at_start(event: dict[str, Any]) -> list[str]:
+    lines = []
+    if event["known"]:
+        lines.append(f"{event['known']:,} measurements are there already")
+    if event["forgotten"]:
+        told = f"{event['forgotten']:,} measured again: only faults of the machine"
+        lines.append(f"{told} were recorded of them")
+    if event["skipped"]:
+        lines.append(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
+    return lines
+
+
 @contextmanager
 def progress_bar() -> Iterator[Emit]:
-    """A bar with rate, time left and failures by kind, on stderr.
+    """A bar with rate, time left and failures by kind, on stderr; lines where that is a log.
 
     It leaves nothing behind until the sweep has started: a refusal stands alone there.
     """
+    events = _Events()
+    if err.is_terminal:
+        with _bar(events) as update:
+            yield update
+        return
+    with telling("starting") as tell:
+
+        def log(event: dict[str, Any]) -> None:
+            for line in events.take(event):
+                err.print(line)
+            tell(str(events))
+
+        yield log
+
+
+@contextmanager
+def _bar(events: _Events) -> Iterator[Emit]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -55,38 +166,21 @@ def progress_bar() -> Iterator[Emit]:
         *(TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()),
         TextColumn("{task.fields[failures]}"),
     )
-    failures: Counter[str] = Counter()
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("starting", total=None, rate="", failures="")
-        built = 0
 
         def update(event: dict[str, Any]) -> None:
-            nonlocal built
-            match event["event"]:
-                case "start":
-                    bar.live.transient = False
-                    bar.reset(task, total=event["total"], description="measuring")
-                    if event["known"]:
-                        err.print(f"{event['known']:,} measurements are there already")
-                    if event["forgotten"]:
-                        told = f"{event['forgotten']:,} measured again: only faults of the machine"
-                        err.print(f"{told} were recorded of them")
-                    if event["skipped"]:
-                        err.print(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
-                case "built":
-                    built += 1
-                    bar.update(task, description=f"built {built}, measuring")
-                case "row":
-                    failures[event["status"]] += event["status"] != "ok"
-                    bar.update(
-                        task,
-                        advance=event["stage"] != "leader",
-                        rate=f"{bar.tasks[0].speed or 0:.1f}/s",
-                        failures=" ".join(f"{k} {n}" for k, n in sorted(failures.items()) if n),
-                    )
-                case "node_lost" | "slot_refused" | "builder_lost":
-                    err.print(f"{event['event'].replace('_', ' ')}: {event['message']}")
-                case "waiting":
-                    bar.update(task, description="waiting for another sweep")
+            for line in events.take(event):
+                err.print(line)
+            if event["event"] == "start":
+                bar.live.transient = False
+                bar.reset(task, total=events.total)
+            bar.update(
+                task,
+                completed=events.done,
+                description=events.doing,
+                rate=f"{bar.tasks[0].speed or 0:.1f}/s" if events.done else "",
+                failures=events.failures,
+            )
 
         yield update

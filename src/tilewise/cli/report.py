@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, JsonFlag, emit, err, out
+from tilewise.cli.console import DtypeOption, ForceFlag, JsonFlag, check_free, emit, out
 from tilewise.cli.models import StoresArgument
-from tilewise.errors import InputError
+from tilewise.cli.progress import telling
 
 
 def report(
@@ -20,21 +20,15 @@ def report(
     ] = None,
     op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
     dtype: DtypeOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables.
-
-    Example: tilewise report datasets/emerald/conv_fwd --out report.html
-    """
+    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables."""
     from tilewise.report.page import write_report
 
-    if target.exists() and not force:
-        raise InputError(f"{target} is there already; name another file, or add --force")
-    with err.status("starting") as status:
-        facts = write_report(
-            stores, target, model=model, op=op, dtype=dtype or "", tell=status.update
-        )
+    check_free(target, force)
+    with telling("starting") as tell:
+        facts = write_report(stores, target, model=model, op=op, dtype=dtype or "", tell=tell)
     found = {
         "path": str(target.resolve()),
         "bytes": target.stat().st_size,

@@ -13,8 +13,8 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    listing,
     parse_problem,
-    table,
 )
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
@@ -60,9 +60,9 @@ def search(
             }
         )
     best = answers[0].score
-    rows = [[a.kernel.name, 100 * 2 ** (a.score - best)] for a in answers]
-    return table(
+    rows = [[100 * 2 ** (a.score - best), a.kernel.name] for a in answers]
+    return listing(
         f"best of {min(budget, len(space))} tried, {len(space)} are legal",
-        ["kernel", "% of the best"],
+        ["% of the best", "kernel"],
         rows,
     )

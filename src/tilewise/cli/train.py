@@ -9,13 +9,16 @@ import typer
 
 from tilewise.cli.console import (
     DtypeOption,
+    ForceFlag,
     JsonFlag,
+    check_free,
     emit,
     err,
     out,
     table,
 )
 from tilewise.cli.models import StoresArgument
+from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
 if TYPE_CHECKING:
@@ -69,17 +72,21 @@ def train(
     compare_objectives: CompareFlag = False,
     seed: Annotated[int, typer.Option()] = 0,
     threads: Annotated[int, typer.Option(min=1, max=256)] = 1,
+    force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Trains a model; equal measurements and seed give equal files."""
     from tilewise.core.model import check_place
+    from tilewise.core.sealed import MANIFEST
     from tilewise.learn.dataset import from_stores
     from tilewise.learn.params import Params
 
+    check_free(folder if (folder / MANIFEST).exists() else None, force)
     check_place(folder)  # before the hours of training, not after
     # A product (`sm_90:H200`) gives its figures; a bare name leaves them to the measured device.
     chosen = resolve_arch(arch) if arch and ":" in arch else arch or ""
-    data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "")
+    with telling("reading measurements"):
+        data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "")
     params = Params(
         objective=objective,
         targets=tuple(t for t in targets.split(",") if t),
@@ -114,22 +121,18 @@ def _trained(
     from tilewise.learn.train import train as fit
 
     rows: list[dict[str, Any]] = []
-    with err.status("training") as status:
-
-        def tell(text: str) -> None:
-            status.update(text)
-
+    with telling("training") as tell:
         if trials:
-            params, _ = objectives.tune(Trainer(data), params, trials=trials, progress=tell)
+            params, _ = objectives.tune(Trainer(data), params, trials=trials, tell=tell)
         if compare:
-            rows = objectives.compare_objectives(Trainer(data), params, progress=tell)
+            rows = objectives.compare_objectives(Trainer(data), params, tell=tell)
         trained = fit(
             data,
             params,
             name=folder.name,
             fold_count=folds,
             continue_from=warm_start,
-            progress=tell,
+            tell=tell,
         )
         save(trained, data, folder, **({"objectives": rows} if rows else {}))
     return trained, rows

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tilewise.cli.console import ArchOption, DtypeOption, JsonFlag, OpOption, emit, err, out
+from tilewise.cli.progress import telling
 from tilewise.core.problem import spell_problem
 
 
@@ -33,7 +35,14 @@ def tune(
     for line in found.bad_lines:
         err.print(f"{problems}, {line}")
     device = resolve_arch(arch)
-    times = tune_problems(found.problems, device, top=top)
+    numbers = count(1)
+    with telling(f"timing {len(found.problems)} problems") as tell:
+        times = tune_problems(
+            found.problems,
+            device,
+            top=top,
+            on_done=lambda *_: tell(f"timed {next(numbers)} of {len(found.problems)} problems"),
+        )
     write_plan(plan, device, times)
     best = {problem: min(of, key=lambda name: of[name]) for problem, of in times.items()}
     if as_json:

@@ -16,7 +16,7 @@ from tilewise.core.identity import SCHEMA, canonical_json, digest
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
-from tilewise.errors import InputError
+from tilewise.errors import InputError, nearest
 
 STATUSES = (
     "ok",
@@ -162,7 +162,9 @@ def parse_policy(text: str, kind: str = "cpu") -> Policy:
     if words and "=" not in words[0]:
         name = words.pop(0)
         if name not in POLICIES:
-            raise InputError(f"policy {name!r} is unknown; use one of {', '.join(POLICIES)}")
+            meant = nearest(name, POLICIES)
+            known = ", ".join(POLICIES)
+            raise InputError(f"policy {name!r} is unknown; use one of {known}{meant}")
         base = POLICIES[name]
     values: dict[str, Any] = {}
     for word in words:

@@ -13,6 +13,7 @@ from typing import Any
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.faults import fault_of
 from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
+from tilewise.core.telling import Tell, silent
 from tilewise.data.derived import part_key
 from tilewise.data.journal import LockedFile, read_journal
 from tilewise.data.schema import SchemaError, from_table
@@ -72,13 +73,15 @@ class Report:
         }
 
 
-def check(path: Path | str) -> Report:
+def check(path: Path | str, tell: Tell = silent) -> Report:
     """Reads every row of a store and reports what cannot be."""
     store, report = Store(path), Report()
     seen: dict[tuple[str, int], str] = {}
     policies: dict[tuple[str, str, str, str], Counter[str]] = {}
     done = {shard.stem for shard in store.shards()}
-    for file in [*store.shards(), *store.journals()]:
+    files = [*store.shards(), *store.journals()]
+    for place, file in enumerate(files, 1):
+        tell(f"checking file {place} of {len(files)}; {report.rows:,} rows so far")
         if file.suffix != ".parquet" and file.stem in done:
             continue
         for row in _rows(file, report):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
+from tilewise.core.telling import Tell, silent
 from tilewise.data.journal import read_journal
 from tilewise.data.schema import from_table, to_table
 from tilewise.data.store import Store, read_shard, write_rows, write_shard
@@ -53,7 +54,7 @@ class Merged:
         }
 
 
-def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
+def merge(target: Path | str, sources: Sequence[Path | str], tell: Tell = silent) -> Merged:
     """Adds the rows of `sources` to the store `target`, made if needed.
 
     Nothing is dropped: where several have measured a key, their rows become attempts in the order
@@ -67,12 +68,14 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
             raise InputError(f"{store.path} cannot be merged into itself")
     incoming = []
     for store in stores:
+        tell(f"reading {store.path}")
         found = list(store.measurements(latest=False))
         _check_readable(store.path, found)
         incoming += found
     # Made only now: sources that cannot be read leave no empty store behind.
     home = Store(target, create=True)
     home.recover()
+    tell(f"reading {target}")
     shards = {path: list(from_table(read_shard(path))) for path in home.shards()}
     under_way = [row for path in home.journals() for row in read_journal(path).rows]
     held = {_bare(row) for row in (*chain.from_iterable(shards.values()), *under_way)}
@@ -82,6 +85,7 @@ def merge(target: Path | str, sources: Sequence[Path | str]) -> Merged:
             f"a sweep is writing rows to {target} that older ones must come before; "
             "merge when it has ended"
         )
+    tell(f"putting {len(attempts):,} rows in order")
     added = [_as(row, at) for row, at in attempts.items() if row not in held]
     # Should this be cut short, every row is still there: the same merge again puts them in order.
     for path, rows in shards.items():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from tilewise.core.telling import Tell, silent
 from tilewise.data.derived import lean
 from tilewise.data.store import Store, read_shard, write_shard
-from tilewise.errors import InputError
+from tilewise.errors import FileError, InputError
 
 _LEVEL = 19
 """Of compression: a published shard is written once and read often."""
@@ -23,19 +27,35 @@ class Published:
     bytes_after: int
 
 
-def publish(source: Path | str, target: Path | str) -> Published:
+def publish(source: Path | str, target: Path | str, tell: Tell = silent) -> Published:
     """Writes the shards of a store, lean, into a new folder; both read alike."""
     store, place = Store(source), Path(target)
     if store.journals():
         raise InputError(f"a sweep of {source} is under way, or died; let it end, or run it again")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{target} is there already; name a new folder")
-    home = Store(place, create=True)
-    rows = after = 0
-    for shard in store.shards():
-        table = lean(read_shard(shard))
-        write_shard(home.path / shard.name, table, level=_LEVEL)
-        rows += len(table)
-        after += (home.path / shard.name).stat().st_size
-    before = sum(shard.stat().st_size for shard in store.shards())
-    return Published(rows=rows, shards=len(store.shards()), bytes_before=before, bytes_after=after)
+    rows, shards = 0, store.shards()
+    with _appearing(place) as folder:
+        for number, shard in enumerate(shards, 1):
+            tell(f"writing shard {number} of {len(shards)}")
+            table = lean(read_shard(shard))
+            write_shard(folder / shard.name, table, level=_LEVEL)
+            rows += len(table)
+    before, after = (
+        sum((home / shard.name).stat().st_size for shard in shards) for home in (store.path, place)
+    )
+    return Published(rows=rows, shards=len(shards), bytes_before=before, bytes_after=after)
+
+
+@contextmanager
+def _appearing(place: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `place` when it is whole: half a store reads like one."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
+            fresh = Path(scratch, "new")
+            fresh.mkdir()
+            yield fresh
+            fresh.replace(place)  # an empty folder gives way
+    except OSError as error:
+        raise FileError(f"{place} cannot be written: {error.strerror or error}") from None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.measurement import STATUSES
+from tilewise.core.telling import Tell, silent
 from tilewise.data.store import Store
 
 _COLUMNS = (
@@ -68,11 +69,13 @@ class Overview:
         }
 
 
-def overview(path: Path | str) -> Overview:
+def overview(path: Path | str, tell: Tell = silent) -> Overview:
     """The figures of a store."""
     store = Store(path)
+    tell(f"reading {len(store.shards())} shards")
     everything = store.table(_COLUMNS, latest=False).to_pylist()
     latest = store.table(_COLUMNS).to_pylist()
+    tell(f"looking at {len(latest):,} measurements")
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in latest:
         name = (row["op"], row["dtype"], row["device"], row["policy_key"])

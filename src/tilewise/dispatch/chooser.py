@@ -158,6 +158,8 @@ class Chooser:
         if place:
             ranking.promote(place)
             notes.append(f"of kernels predicted level, {taken}")
+        if (caveat := ranker.caveat(self.registry.arch)) is not None:
+            notes.append(caveat)
         return Choice(
             problem=problem,
             kernel=ranking[0].kernel,

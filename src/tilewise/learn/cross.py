@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
+from tilewise.core.telling import Tell, silent
 from tilewise.errors import InputError
 from tilewise.learn import beside
 from tilewise.learn.fit import Fitted, Start, Trainer
@@ -17,7 +17,6 @@ from tilewise.learn.params import Params
 from tilewise.learn.score import judge
 from tilewise.learn.split import folds, group_keys
 
-Progress = Callable[[str], None]
 SEEN = -1
 """The fold of a problem that is always learned, never scored: one that a warm start's model was
 trained on, or one of which only the promising kernels were measured or none ran."""
@@ -27,10 +26,6 @@ _HARD_FOLDS = 4
 _HARD_TREES = 150
 _HARDEST = 4.0
 """Times the mean loss; what is chosen worse for counts no more than that."""
-
-
-def silent(_: str) -> None:
-    """Shows no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,7 @@ def cross_validate(
     count: int = 5,
     fold: NDArray[np.int64] | None = None,
     start: Start | None = None,
-    progress: Progress = silent,
+    tell: Tell = silent,
 ) -> CrossValidated:
     """Scores of every row from the folds that do not hold its problem.
 
@@ -70,7 +65,7 @@ def cross_validate(
     groups = np.unique(group_keys(data.problems), return_inverse=True)[1]
     told = ""
     for place, number in enumerate(numbers):
-        progress(f"fold {place + 1} of {len(numbers)}{told}")
+        tell(f"fold {place + 1} of {len(numbers)}{told}")
         scored = of_problem == number
         test = scored[data.problem_index]
         learned = ~np.isin(groups, groups[scored])[data.problem_index]

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array
 from tilewise.core.model import Model, load_model
 from tilewise.core.sealed import SealedFolder
+from tilewise.core.telling import Tell, silent
 from tilewise.errors import FileError, InputError, ModelError
 from tilewise.learn.calibrate import kernel_factors
-from tilewise.learn.cross import SEEN, Progress, cross_validate, silent
+from tilewise.learn.cross import SEEN, cross_validate
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.judging import report
@@ -129,7 +130,7 @@ def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[
 
 
 def leave_one_out(
-    data: Dataset, label: str, params: Params | None = None, progress: Progress = silent
+    data: Dataset, label: str, params: Params | None = None, tell: Tell = silent
 ) -> dict[str, Any]:
     """Judges each group of problems by a model that never saw its like.
 
@@ -150,7 +151,7 @@ def leave_one_out(
         )
     fold = np.array([names.index(g) if g in names else SEEN for g in groups], np.int64)
     is_whole = data.is_whole[data.problem_index]
-    cross = cross_validate(Trainer(data), params or Params(), fold=fold, progress=progress)
+    cross = cross_validate(Trainer(data), params or Params(), fold=fold, tell=tell)
     plain = -analytic_us(data)
     found: dict[str, Any] = {"all": summary(judge(data, cross.score))}
     for number, name in enumerate(names):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.core.telling import Tell, silent
 from tilewise.errors import InputError
-from tilewise.learn.cross import Progress, cross_validate, silent
+from tilewise.learn.cross import cross_validate
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
 from tilewise.learn.score import judge, summary
@@ -40,20 +41,20 @@ SPACE: dict[str, Callable[[Any, str], Any]] = {
 
 
 def compare_objectives(
-    trainer: Trainer, params: Params, *, count: int = 5, progress: Progress = silent
+    trainer: Trainer, params: Params, *, count: int = 5, tell: Tell = silent
 ) -> list[dict[str, Any]]:
     """One row per objective, all with the same features, sizes and folds; the best first."""
     fold = folds(trainer.data.problems, count, seed=params.seed)
     rows = []
     for name, changes in VARIANTS.items():
-        progress(name)
+        tell(name)
         cross = cross_validate(trainer, replace(params, **changes), fold=fold)
         rows.append({"objective": name, **summary(judge(trainer.data, cross.score))})
     return sorted(rows, key=lambda row: -row["mean"])
 
 
 def tune(
-    trainer: Trainer, params: Params, *, trials: int = 30, progress: Progress = silent
+    trainer: Trainer, params: Params, *, trials: int = 30, tell: Tell = silent
 ) -> tuple[Params, float]:
     """Parameters with the best cross-validated mean plus P10 among `trials`, and that sum.
 
@@ -73,7 +74,7 @@ def tune(
 
     def objective(trial: Any) -> float:
         drawn = {name: draw(trial, name) for name, draw in SPACE.items()}
-        progress(f"trial {trial.number + 1} of {trials}")
+        tell(f"trial {trial.number + 1} of {trials}")
         cross = cross_validate(trainer, replace(params, **drawn), fold=fold)
         efficiency = 100 * judge(trainer.data, cross.score).efficiency
         return float(efficiency.mean() + np.percentile(efficiency, 10))

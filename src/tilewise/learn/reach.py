@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array
 from tilewise.core.identity import canonical_json
 from tilewise.core.model import Measured
-from tilewise.learn.cross import CrossValidated, Progress, silent
+from tilewise.core.telling import Tell, silent
+from tilewise.learn.cross import CrossValidated
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
@@ -51,7 +52,7 @@ def coordinates(trainer: Trainer) -> Array:
 
 
 def measured(
-    trainer: Trainer, params: Params, cross: CrossValidated, progress: Progress = silent
+    trainer: Trainer, params: Params, cross: CrossValidated, tell: Tell = silent
 ) -> tuple[Measured, list[dict[str, Any]]]:
     """The problems behind a model with its reach, and the evidence for that by distance."""
     data, points = trainer.data, coordinates(trainer)
@@ -61,7 +62,7 @@ def measured(
     near = nearest_outside(points, cross.fold, np.isfinite(efficiency))
     evidence = [(near, efficiency)]
     if len(data.problems) >= 4 * _REGIONS:
-        progress("reach")
+        tell("reach")
         region = regions(points, _REGIONS)
         evidence.append(_left_out(trainer, params, region, points))
     analytic = np.full(len(data.problems), np.nan)

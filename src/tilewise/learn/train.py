@@ -14,8 +14,9 @@ from tilewise.core.arch import devices
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import Forest
 from tilewise.core.model import VENDOR, Model, replacing, save_model
+from tilewise.core.telling import Tell, silent
 from tilewise.learn import beside
-from tilewise.learn.cross import SEEN, CrossValidated, Progress, cross_validate, mined, silent
+from tilewise.learn.cross import SEEN, CrossValidated, cross_validate, mined
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Fitted, Start, Trainer
 from tilewise.learn.judging import report
@@ -46,21 +47,19 @@ def train(
     fold_count: int = 5,
     fold: NDArray[np.int64] | None = None,
     continue_from: Path | None = None,
-    progress: Progress = silent,
+    tell: Tell = silent,
 ) -> Trained:
     """A model of all rows, and the cross-validation that says what to expect of it."""
     params = params or Params()
-    progress(f"features of {len(data)} rows")
+    tell(f"features of {len(data)} rows")
     trainer = Trainer(data, keep=warm_names(continue_from) if continue_from else ())
     start = warm_start(continue_from, trainer, params) if continue_from else None
-    cross = cross_validate(
-        trainer, params, count=fold_count, fold=fold, start=start, progress=progress
-    )
-    progress("final model")
+    cross = cross_validate(trainer, params, count=fold_count, fold=fold, start=start, tell=tell)
+    tell("final model")
     everything = np.ones(len(data), bool)
     fitted = mined(trainer, everything, params, start)
-    forests, texts = _forests(trainer, fitted, params, start, progress)
-    where, bands = measured(trainer, params, cross, progress)
+    forests, texts = _forests(trainer, fitted, params, start, tell)
+    where, bands = measured(trainer, params, cross, tell)
     model = Model(
         op=data.op,
         arch=data.arch.name,
@@ -79,7 +78,7 @@ def train(
 
 
 def _forests(
-    trainer: Trainer, fitted: Fitted, params: Params, start: Start | None, progress: Progress
+    trainer: Trainer, fitted: Fitted, params: Params, start: Start | None, tell: Tell
 ) -> tuple[dict[str, Forest], dict[str, str]]:
     """The ranking and the forests beside it, each with its LightGBM text."""
     everything = np.ones(len(trainer.data), bool)
@@ -88,7 +87,7 @@ def _forests(
         found[VENDOR] = fitted.vendor, fitted.vendor_text
     found["level"] = beside.level(trainer, everything, params, start)
     for target in params.targets:
-        progress(f"target {target}")
+        tell(f"target {target}")
         found[target] = beside.absolute(trainer, target, everything, params)
     valid = beside.validity(trainer, everything, params)
     if valid is not None:

@@ -150,8 +150,9 @@ class Op:
         """The types of kernel that `engine` runs for this op; raises where there is none."""
         kinds = tuple(kind for kind in self.kernel_types if kind.engine == engine)
         if not kinds:
-            known = ", ".join(dict.fromkeys(kind.engine for kind in self.kernel_types))
-            raise KernelError(f"{self.name} has no kernels for engine {engine!r}; it has {known}")
+            known = list(dict.fromkeys(kind.engine for kind in self.kernel_types))
+            meant = f"{', '.join(known)}{nearest(engine, known)}"
+            raise KernelError(f"{self.name} has no kernels for engine {engine!r}; it has {meant}")
         return kinds
 
     def kernel_type(self, engine: str, family: object = None) -> type[Kernel]:

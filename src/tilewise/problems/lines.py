@@ -157,7 +157,7 @@ def replace_text(target: Path, text: str) -> None:
     """
     data = text.encode("utf-8", "backslashreplace")
     try:
-        if _is_stream(target):
+        if is_stream(target):
             with target.open("ab") as stream:
                 stream.write(data)
             return
@@ -168,7 +168,7 @@ def replace_text(target: Path, text: str) -> None:
         raise FileError(f"{str(target)[:200]} cannot be written: {what}") from None
 
 
-def _is_stream(target: Path) -> bool:
+def is_stream(target: Path) -> bool:
     """Whether what is written there goes on elsewhere, such as standard output."""
     is_descriptor = str(target).startswith(("/dev/std", "/dev/fd/", "/proc/"))
     return is_descriptor or (target.exists() and not target.is_file())

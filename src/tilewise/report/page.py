@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -15,6 +14,7 @@ import tilewise
 from tilewise.core.model import load_model
 from tilewise.core.problem import spell_problem
 from tilewise.core.sealed import SealedFolder
+from tilewise.core.telling import Tell, silent
 from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import from_stores
 from tilewise.problems.lines import replace_text
@@ -24,7 +24,6 @@ from tilewise.report.plots import plots
 
 MOST_ROWS = 2000
 """Rows of a table; of more problems the worst are shown."""
-Tell = Callable[[str], None]
 
 SECTIONS = {
     "efficiency": ("Efficiency", "Each problem is judged by a model that was not trained on it."),
@@ -47,7 +46,7 @@ def write_report(
     model: Path | None = None,
     op: str = "",
     dtype: str = "",
-    tell: Tell = lambda text: None,
+    tell: Tell = silent,
 ) -> Facts:
     """Writes the page of stores, and of the model that chooses by them where one is given."""
     library = plotly_script()

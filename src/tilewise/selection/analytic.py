@@ -22,6 +22,9 @@ class AnalyticRanker:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None
 
+    def caveat(self, arch: Arch) -> str | None:
+        return None  # it knows devices by their figures alone
+
     def knows_vendor(self, kernel: Kernel) -> bool:
         return False  # it has no tiles to judge
 

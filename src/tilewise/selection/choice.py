@@ -151,6 +151,9 @@ class Ranker(Protocol):
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         """Why this ranker should not be asked about a problem, or None."""
 
+    def caveat(self, arch: Arch) -> str | None:
+        """What a user must know of predictions for this device, or None."""
+
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether predictions of a vendor's routine rest on measurements of it."""
 

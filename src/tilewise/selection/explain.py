@@ -47,6 +47,7 @@ def explain(
     expected = selector.expect(problem)
     report: dict[str, Any] = {
         "problem": problem.to_dict(),
+        "taken": _taken(legal),
         "kernel": first.kernel.name,
         "predicted_us": first.predicted_us,
         "predicted_tflops": first.predicted_tflops,
@@ -59,11 +60,6 @@ def explain(
         "uncertainty": expected.uncertainty,
         "nearest": nearest_measured(selector, problem),
     }
-    close = first.predicted_us * (1 + VENDOR_LEVEL)
-    level = [r.kernel for r in legal if r.predicted_us <= close]
-    vendors = [k.name for k in level if k.engine == VENDOR and k != first.kernel]
-    if vendors:
-        report["level_vendor"] = vendors[0]
     if others:
         known = [r.kernel for r in others if not selector.model.handicap(r.kernel.engine)]
         rivals = known[:: -(-len(known) // OTHERS)] or [others[0].kernel]
@@ -77,6 +73,13 @@ def explain(
             "reasons": parts(selector, problem, first.kernel, [second.kernel])[:top],
         }
     return report
+
+
+def _taken(ranking: Sequence[Ranked]) -> str:
+    """What `select` takes: the fastest, or the vendor's routine where it is as good as that."""
+    close = ranking[0].predicted_us * (1 + VENDOR_LEVEL)
+    ties = [r.kernel for r in ranking if r.predicted_us <= close]
+    return next((k for k in ties if k.engine == VENDOR), ties[0]).name
 
 
 def _as_it_is(selector: Selector, problem: Problem) -> Callable[[Kernel], float | None]:

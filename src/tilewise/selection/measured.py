@@ -44,6 +44,9 @@ class MeasuredRanker:
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         return None if problem in self.times else "it was not timed on this device"
 
+    def caveat(self, arch: Arch) -> str | None:
+        return None  # a plan is of this very device
+
     def knows_vendor(self, kernel: Kernel) -> bool:
         return any(kernel.name in times for times in self.times.values())
 

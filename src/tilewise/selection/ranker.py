@@ -20,7 +20,7 @@ from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranked
 from tilewise.selection.compiled import CompiledScorer
 from tilewise.selection.opening import measured_kernels, open_model
-from tilewise.selection.selector import Selector, why_foreign
+from tilewise.selection.selector import Selector, caveat, why_foreign
 from tilewise.selection.unfamiliar import note
 
 log = logging.getLogger("tilewise")
@@ -55,6 +55,7 @@ class ModelRanker:
         self._trained = frozenset(self.model.manifest.get("kernels", ()))
         self._lock = make_rlock()
         self._selectors: dict[Arch, Selector] = {}
+        self._caveats: dict[Arch, str | None] = {}
         self._places: dict[Arch, dict[Kernel, int]] = {}
         self._pools: dict[int, _Pool] = {}
 
@@ -75,6 +76,12 @@ class ModelRanker:
             f"the nearest measured problem is {distance:.1f} octaves away, "
             f"{self.model.measured.reach:.1f} are allowed"
         )
+
+    def caveat(self, arch: Arch) -> str | None:
+        """How the device differs from the one that the model learned from, or None."""
+        if arch not in self._caveats:
+            self._caveats[arch] = caveat(self.model, arch)
+        return self._caveats[arch]
 
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the model was trained on the vendor's times."""
@@ -184,6 +191,10 @@ class CarefulRanker:
             except Exception as error:
                 self._give_up(error)
         return None
+
+    def caveat(self, arch: Arch) -> str | None:
+        """The model's; none of one that failed, and says so already."""
+        return None if self._failure else self._ranker.caveat(arch)
 
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the vendor's times were measured; nothing was by a model that failed."""

@@ -54,6 +54,14 @@ def how_different(model: Model, arch: Arch) -> str | None:
     return ", ".join(told) or None
 
 
+def caveat(model: Model, arch: Arch) -> str | None:
+    """What to say with predictions for a device that a model did not learn from, or None."""
+    different = how_different(model, arch)
+    if different is None:
+        return None
+    return f"{model.name} learned on another device ({different}): times are scaled by that"
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """How much a selection can be trusted, from the measured problems around it."""

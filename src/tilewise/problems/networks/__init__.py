@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tilewise.core.problem import Problem
-from tilewise.errors import InputError
+from tilewise.errors import InputError, nearest
 from tilewise.ops.contract import get_op
 from tilewise.problems.networks import classifiers, dense, transformers
 from tilewise.problems.networks.net import Layer, Net, check_scale
@@ -109,7 +109,9 @@ def trace(
 ) -> list[Layer]:
     """Every layer of a network in the order it runs."""
     if name not in NETWORKS:
-        raise InputError(f"network {name!r} is unknown; known: {', '.join(NETWORKS)}")
+        raise InputError(
+            f"network {name!r} is unknown; known: {', '.join(NETWORKS)}{nearest(name, NETWORKS)}"
+        )
     known = NETWORKS[name]
     if decode and name not in (*transformers.LANGUAGE_MODELS, "deepseek_v3"):
         raise InputError(f"{name} does not decode token by token; leave decode out")

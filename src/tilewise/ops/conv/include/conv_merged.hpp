@@ -15,9 +15,24 @@ namespace tw {
 // How a pixel of the copy becomes source j of every lane.
 enum class Spread { same, shuffled, stored };
 
+// Lane pick[l] of v in every lane l; Clang's own shuffle wants constants.
+TW_INLINE vf shuffled(const vf& v, const vi& pick) {
+#if !defined(__clang__)
+  return __builtin_shuffle(v, pick);
+#elif TW_LANES == 16 && defined(__AVX512F__)
+  return __builtin_ia32_permvarsf512(v, pick);
+#elif TW_LANES == 8 && defined(__AVX2__)
+  return __builtin_ia32_permvarsf256(v, pick);
+#else
+  vf found;
+  for (int l = 0; l < kLanes; ++l) found[l] = v[pick[l]];
+  return found;
+#endif
+}
+
 template <Spread kSpread>
 TW_INLINE vf source_of(const float* pixel, int j, const vi& pick) {
-  if (kSpread == Spread::shuffled) return __builtin_shuffle(load(pixel), pick);
+  if (kSpread == Spread::shuffled) return shuffled(load(pixel), pick);
   return load(pixel + (kSpread == Spread::same ? 0 : j * kLanes));
 }
 
