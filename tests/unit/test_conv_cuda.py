@@ -95,6 +95,17 @@ def test_what_cannot_be_served_is_named(
     assert reason is not None and why in reason
 
 
+@pytest.mark.parametrize("family", ["im2col", "halo"])
+def test_gradients_copy_from_whole_chunks_of_a_group(family: str) -> None:
+    """TMA answers a copy that begins at no multiple of 16 bytes with an illegal instruction."""
+    groups = 3 if family == "halo" else 1
+    made = kernel("bwd_weight", family=family, tile_m=64, tile_n=64, math_groups=groups)
+    rule = get_op("conv_bwd_weight").why_unusable
+    assert rule(made, layer("bwd_weight", c=144, k=144, g=2), ARCH) is None
+    reason = rule(made, layer("bwd_weight", c=144, k=72, g=2), ARCH)
+    assert reason is not None and "multiples of 8 channels" in reason
+
+
 @pytest.mark.parametrize(
     ("traits", "why"),
     [
