@@ -25,6 +25,8 @@ class Settings:
     """TILEWISE_CXX: the C++ compiler; by default the first of g++, clang++, c++ on the PATH."""
     ops: tuple[str, ...]
     """TILEWISE_OPS: packages with ops of their own, by names that Python can import, by commas."""
+    strict: bool
+    """TILEWISE_STRICT: 1 leaves out kernels that let an Inf or NaN spread to other channels."""
     threads: int
     """TILEWISE_THREADS: CPU threads a kernel may use; by default the cores this process may use."""
 
@@ -40,12 +42,16 @@ def settings() -> Settings:
     threads = os.environ.get("TILEWISE_THREADS", "")
     if threads and not (re.fullmatch("[0-9]{1,4}", threads) and 0 < int(threads) < 4097):
         raise InputError(f"TILEWISE_THREADS is {threads!r}; it must be an integer from 1 to 4096")
+    strict = os.environ.get("TILEWISE_STRICT", "")
+    if strict not in ("", "0", "1"):
+        raise InputError(f"TILEWISE_STRICT is {strict!r}; it must be 0 or 1")
     return Settings(
         cache_dir=_path("TILEWISE_CACHE_DIR", cache_dir),
         model_dir=_path("TILEWISE_MODEL_DIR", models) if models else None,
         plan=_path("TILEWISE_PLAN", plan) if plan else None,
         compiler=os.environ.get("TILEWISE_CXX", ""),
         ops=tuple(name.strip() for name in ops.split(",") if name.strip()),
+        strict=strict == "1",
         threads=int(threads) if threads else len(os.sched_getaffinity(0)),
     )
 

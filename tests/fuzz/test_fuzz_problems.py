@@ -195,7 +195,8 @@ def test_arch_files(name: str, at: int, value: str, spoil: Spoil) -> None:
             continue
 
 
-VARIABLES = ("TILEWISE_CACHE_DIR", "TILEWISE_MODEL_DIR", "TILEWISE_CXX", "TILEWISE_THREADS")
+VARIABLES = ("TILEWISE_CACHE_DIR", "TILEWISE_MODEL_DIR", "TILEWISE_CXX")
+VARIABLES += ("TILEWISE_STRICT", "TILEWISE_THREADS")
 _texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
 
 

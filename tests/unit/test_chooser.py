@@ -25,6 +25,7 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.choice import Ranked, Ranking
+from tilewise.settings import settings
 
 X86 = load_arch("x86_avx512")
 H200 = load_arch("sm_90", "H200")
@@ -276,3 +277,25 @@ def test_a_pass_that_is_saved_counts_against_the_vendor() -> None:
         choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes)
         assert (choice.kernel == kernels[0]) == is_ours
         assert ("another pass" in choice.reason) == is_ours
+
+
+def test_strictness_leaves_out_what_spreads(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ConvProblem(
+        direction="fwd", n=8, c=96, k=96, g=96, h=28, w=28, y=3, x=3, pad_h=1, pad_w=1,
+        dtype="bf16", layout="nhwc",
+    )  # fmt: skip
+    registry = Registry("conv_fwd", H200)
+    registry.declare(load_pool(registry.op, H200, ["cuda"]))
+    spreading = {k.name for k in registry if getattr(k, "spreads_nonfinite", False)}
+    usual = Dispatcher(registry)._chooser.rejected(problem)
+    assert spreading - set(usual), "some of them serve by default"
+    monkeypatch.setenv("TILEWISE_STRICT", "1")
+    settings.cache_clear()
+    try:
+        strict = Dispatcher(registry)._chooser.rejected(problem)
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+    assert spreading <= set(strict)
+    assert {name for name in strict if "TILEWISE_STRICT" in strict[name]} == spreading - set(usual)
+    assert {k.name for k in registry} - set(strict), "others serve"

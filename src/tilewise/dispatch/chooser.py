@@ -23,6 +23,7 @@ from tilewise.dispatch.registry import Registry
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
+from tilewise.settings import settings
 
 REMEMBERED = 512
 
@@ -108,6 +109,8 @@ class Chooser:
             return f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
         if deterministic and not kernel.is_deterministic:
             return "its sums depend on the order of execution, and deterministic=True was asked"
+        if settings().strict and getattr(kernel, "spreads_nonfinite", False):
+            return "it lets an Inf or NaN spread to other channels, and TILEWISE_STRICT is set"
         return None
 
     def vendor_us(self, problem: Problem, library: str) -> float | None:
