@@ -188,8 +188,10 @@ def test_convolutions(case: tuple[int, Recipe, Recipe, Recipe | None, dict[str, 
     if layer["padding"] == 2**40:  # PyTorch's own may crash here
         assert failed(found)
         return
-    theirs = theirs_of(lambda: getattr(functional, name)(x, w, bias, **layer), drawn)
-    agree(found, theirs, lambda: getattr(functional, name)(*whole(drawn), **layer))
+    # In float64: oneDNN, which PyTorch has for narrower types, crashes now and then on padded 1x1
+    # filters whose channels come last (torch 2.13).
+    theirs = theirs_of(lambda: getattr(functional, name)(*whole(drawn), **layer), drawn)
+    agree(found, theirs, lambda: theirs)
 
 
 @fuzz(100, case=convolutions(), seed=st.integers(0, 3))
@@ -228,15 +230,15 @@ def same_gradients(one: Any, other: Any, drawn: Any, seed: int) -> None:
     """Both sides fail, or both have the gradients of the exact call."""
     tensors = [recipe and recipe.make().detach().requires_grad_() for recipe in drawn]
     found = ours(lambda: one(*tensors))
-    theirs = outcome(lambda: other(*tensors))
+    wide = [t if t is None else t.requires_grad_() for t in whole(drawn)]
+    theirs = outcome(lambda: other(*wide))
     if failed(found) and any(t is not None and t.dtype != tensors[0].dtype for t in tensors):
         return
     assert failed(found) == failed(theirs), (found, theirs)
     if failed(found):
         return
-    wide = [t if t is None else t.requires_grad_() for t in whole(drawn)]
     dy = Recipe(tuple(found.shape), found.dtype, "plain", seed)
-    other(*wide).backward(dy.exact())
+    theirs.backward(dy.exact())
     found.backward(dy.make())
     for tensor, wanted in zip(tensors, wide, strict=True):
         if tensor is not None:

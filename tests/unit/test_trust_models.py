@@ -152,6 +152,7 @@ def spoiled_texts(text: str) -> list[str]:
         text[: len(text) // 2],
         text.replace("threshold=", "threshold=nan ", 1),
         "",
+        text.replace("objective=regression", "objective=segression"),
     ]
 
 

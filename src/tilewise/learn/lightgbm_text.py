@@ -22,7 +22,7 @@ _HEAD = {
     "num_tree_per_iteration": r"1",
     "label_index": r"0",
     "max_feature_idx": r"\d{1,4}",
-    "objective": r"[a-z0-9_: .]{1,80}",
+    "objective": r"regression|lambdarank|binary sigmoid:\d(?:\.\d{1,3})?",
     "feature_names": r"[\w ]+",
     "feature_infos": r"[\w\[\]:.+ -]+",
     "tree_sizes": r"\d{1,9}(?: \d{1,9})*",
