@@ -88,52 +88,82 @@ struct Loader {
   int in_channels, out_channels;
   const TensorMap *image_map, *filter_map;
 
+  // One step of one tile; what the tile's patches need is worked out once.
+  struct Turn {
+    int index, step, last, channel;  // channel: the first of the tile's group
+    Pixel corners[tile_blocks];
+  };
+  // Whether there is a tile `index`; its first step.
+  DEVICE bool begin(Turn& turn, int index) const {
+    if (index >= schedule.count()) return false;
+    const Tiles::Work work = schedule.work(index, rank);
+    turn.index = index;
+    turn.step = work.first;
+    turn.last = work.last;
+    turn.channel = work.group * in_channels;
+#pragma unroll
+    for (int m = 0; m < tile_blocks; m++)
+      turn.corners[m] = blocks.walk.corner(blocks.first(work.pixel_tile * tile_blocks + m));
+    return true;
+  }
+  DEVICE bool advance(Turn& turn) const {
+    if (++turn.step < turn.last) return true;
+    return begin(turn, turn.index + gridDim.x / CLUSTER);
+  }
+
+  // A warp that brings both asks for the next step's patches as soon as their place is free, which is
+  // when the math groups have begun this step: STAGES taps behind the filter's.
   DEVICE void run(u32 thread) const {
     if (thread % 32 != 0 || thread / 32 >= LOAD_WARPS) return;
-    const bool brings_patches = LOAD_WARPS == 1 || thread == 0;
-    const bool brings_filter = LOAD_WARPS == 1 || thread != 0;
-    const Walk& walk = blocks.walk;
-    const int channel_blocks = (in_channels + tile_k - 1) / tile_k, stride = gridDim.x / CLUSTER;
-    const FilterTiles filter = {filter_map, in_channels, out_channels, rank};
+    const int first = blockIdx.x / CLUSTER;
     Cursor<PATCHES> patch;
+    Turn turn;
+    bool has_patches = begin(turn, first);
+    if (LOAD_WARPS == 2 && thread == 0) {
+      while (has_patches) has_patches = bring_patches(patch, turn);
+      return;
+    }
+    constexpr int ahead = STAGES + 1 < taps ? STAGES + 1 : taps - 1;
+    const Walk& walk = blocks.walk;
+    const int channel_blocks = (in_channels + tile_k - 1) / tile_k;
+    const FilterTiles filter = {filter_map, in_channels, out_channels, rank};
     Cursor<STAGES> at;
-    for (int index = blockIdx.x / CLUSTER; index < schedule.count(); index += stride) {
+    if (LOAD_WARPS == 1 && has_patches) has_patches = bring_patches(patch, turn);
+    for (int index = first; index < schedule.count(); index += gridDim.x / CLUSTER) {
       const Tiles::Work work = schedule.work(index, rank);
       for (int step = work.first; step < work.last; step++) {
-        const int deep = step / channel_blocks, channel = step % channel_blocks * tile_k;
-        if (brings_patches) {
-          load_patches(patch, work, deep, channel);
-          patch.next();
-        }
-        if (!brings_filter) continue;
-        Tap tap(walk, deep * taps);
+        const int channel = step % channel_blocks * tile_k;
+        Tap tap(walk, step / channel_blocks * taps);
         for (int i = 0; i < taps; i++, tap.next(walk), at.next()) {
           filters.wait_empty(at);
           filters.expect(at, filter_stage);
           filter.load(filter_stages + at.stage * filter_stage, filters.full(at), work.group,
                       work.channel_tile * TILE_N, tap.place(walk), channel);
+          if (LOAD_WARPS == 1 && i == ahead && has_patches) has_patches = bring_patches(patch, turn);
         }
       }
     }
   }
 
-  DEVICE void load_patches(const Cursor<PATCHES>& at, const Tiles::Work& work, int deep,
-                           int channel) const {
-    const Walk& walk = blocks.walk;
-    const int c = work.group * in_channels + channel;
+  // A step's patches; whether there is another step, which `turn` is then.
+  DEVICE bool bring_patches(Cursor<PATCHES>& at, Turn& turn) const {
+    const int channel_blocks = (in_channels + tile_k - 1) / tile_k;
+    const int c = turn.channel + turn.step % channel_blocks * tile_k;
+    const int deep = turn.step / channel_blocks * blocks.walk.reach_d;
     patches.wait_empty(at);
     patches.expect(at, tile_blocks * patch_copied);
-#pragma unroll 1
+#pragma unroll
     for (int m = 0; m < tile_blocks; m++) {
-      const Pixel corner = walk.corner(blocks.first(work.pixel_tile * tile_blocks + m));
+      const Pixel corner = turn.corners[m];
       const u32 to = patch_stages + at.stage * patch_stage + m * patch_bytes;
 #if SPATIAL == 2
       tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.n);
 #else
-      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h,
-               corner.d + deep * walk.reach_d, corner.n);
+      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.d + deep, corner.n);
 #endif
     }
+    at.next();
+    return advance(turn);
   }
 };
 
