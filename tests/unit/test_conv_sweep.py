@@ -43,10 +43,17 @@ def test_sets_are_fair_and_come_back_from_their_seed(script: Any, op: str) -> No
 
 def test_every_launch_of_a_small_sweep_works_out(script: Any) -> None:
     args = Namespace(sets="bf16:12", ops="conv_fwd,conv_bwd_weight", seed=0, whole=0.25, top=8)
+    args.engines = ""
     listed = script.sets(args, H200)
     rows = script.check(listed, args, H200)
     assert [row["problems"] for row in rows] == [12, 12] and rows[0]["whole"] == 3
     assert all(row["launches"] > 12 and len(row["families"]) >= 5 for row in rows)
+
+
+def test_engines_can_be_chosen(script: Any) -> None:
+    args = Namespace(sets="bf16:4", ops="conv_fwd", seed=0, whole=0.0, top=4, engines="cuda,vendor")
+    (one,) = script.sets(args, H200)
+    assert script.engines_of(one, args, "gpu") == ["cuda", "vendor"]
 
 
 def test_narrowed_problems_say_so(script: Any) -> None:
