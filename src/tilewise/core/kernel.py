@@ -140,7 +140,7 @@ class Kernel(ABC):
         return digest({"kernel": self.to_dict()})
 
     def alignment(self, problem: Any) -> tuple[int, ...]:
-        """Multiples that the sizes (m, n, k of a GEMM) must be of; empty where any will do.
+        """Multiples that the sizes an op pads must be of (`Op.padded`); empty where any will do.
 
         Of the problem only the layout counts, so that a pool is asked once for each.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,11 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage, empty, view
 from tilewise.engines import Engine, Plan
-from tilewise.ops.contract import Op
+from tilewise.ops.contract import Op, get_op
 
 WIDE_BYTES = 16
 COPY_US = 5.0
 """What a copy or a fill costs on a GPU besides moving the bytes: another launch."""
-_PADDING_CALLS = 5
-"""Two operands are cleared and filled, and the result is moved."""
 
 
 def aligned(op: Op, kernel: Kernel, problem: Problem) -> Problem:
@@ -66,13 +65,43 @@ def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
     """What moving the operands and the result costs; nothing where sizes fit."""
     if larger == problem:
         return 0.0
-    return calls_us(_PADDING_CALLS, problem.bytes + larger.bytes, arch)
+    op = get_op(problem.op)
+    moved = outgrown(op, problem, larger)
+    sizes = [_tensor_bytes(op, p) for p in (problem, larger)]
+    # Operands are cleared and filled, the result is moved.
+    calls = sum(1 if at == len(op.operands) else 2 for at in moved)
+    return calls_us(calls, sum(of[at] for of in sizes for at in moved), arch)
 
 
 def calls_us(calls: int, moved_bytes: int, arch: Arch) -> float:
     """What so many copies and fills cost that read and write so many bytes."""
     launches = calls if arch.kind == "gpu" else 0
     return launches * COPY_US + 2 * moved_bytes / (arch.memory_gb_s * 1e3)
+
+
+def outgrown(op: Op, problem: Problem, larger: Problem) -> frozenset[int]:
+    """Which of the operands and, last, the result of a problem cannot serve a larger one.
+
+    A tensor of the same shape can where its rows are packed. Where any distance may lie between
+    them it is copied like the others, which sets the distance right.
+    """
+    sides = zip(op.shapes(problem), op.shapes(larger), op.storage(larger), strict=True)
+    return frozenset(
+        at
+        for at, (given, wanted, storage) in enumerate(sides)
+        if given != wanted or storage.dense == 1
+    )
+
+
+def _dtypes(op: Op, problem: Problem) -> list[str]:
+    """Of the operands and, last, the result as they are stored."""
+    stored = "fp32" if problem.dtype == "tf32" else problem.dtype
+    return [stored] * len(op.operands) + [problem.out_dtype]
+
+
+def _tensor_bytes(op: Op, problem: Problem) -> list[int]:
+    sides = zip(op.shapes(problem), _dtypes(op, problem), strict=True)
+    return [prod(shape) * dtype(kind).bytes for shape, kind in sides]
 
 
 def plan_for(
@@ -95,31 +124,41 @@ class PaddedPlan(Plan):
         self._inner = inner
         self._shapes = op.shapes(inner.problem)
         self._storage = op.storage(inner.problem)
-        self.workspace_bytes = inner.workspace_bytes + sum(
-            _elements(shape) * dtype(kind).bytes
-            for shape, kind in zip(self._shapes, self._dtypes(), strict=True)
-        )
+        self._dtypes = _dtypes(op, problem)
+        self._moved = outgrown(op, problem, inner.problem)
+        sizes = _tensor_bytes(op, inner.problem)
+        self.workspace_bytes = inner.workspace_bytes + sum(sizes[at] for at in self._moved)
 
-    def _dtypes(self) -> list[str]:
-        stored = "fp32" if self.problem.dtype == "tf32" else self.problem.dtype
-        return [stored] * (len(self._shapes) - 1) + [self.problem.out_dtype]
+    def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
+        """Copies always fit; tensors that the kernel sees where they are must do so, too."""
+        if len(self._moved) == len(self._shapes):
+            return None
+        tensors = (*operands[: len(self._shapes) - 1], out)
+        if irregular(tensors) <= self._moved:
+            return None
+        return f"{self.kernel.name} reaches tensors that begin at multiples of {WIDE_BYTES} bytes"
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         """Copies in, computes and copies out; copies are its own, `workspace` is the kernel's."""
-        *inputs, result = [
-            empty(out, shape, kind, storage)
-            for shape, kind, storage in zip(
-                self._shapes, self._dtypes(), self._storage, strict=True
-            )
-        ]
-        for made, given in zip(inputs, operands, strict=False):
-            made[...] = 0
-            made[_corner(given.shape)] = given
+        count = len(self._shapes) - 1
+        inputs, more = list(operands[:count]), operands[count:]
+        for at in sorted(self._moved - {count}):
+            inputs[at] = self._copy(at, out)
+            inputs[at][...] = 0
+            inputs[at][_corner(operands[at].shape)] = operands[at]
+        if count not in self._moved:
+            self._inner.execute([*inputs, *more], out, workspace)
+            return
+        result = self._copy(count, out)
         # An epilogue reads vectors along the result's sides; the longer side is enough for each.
         longest = max(self._shapes[-1])
-        more = [_grown(vector, longest) for vector in operands[len(inputs) :]]
-        self._inner.execute([*inputs, *more], result, workspace)
+        grown = [_grown(vector, longest) for vector in more]
+        self._inner.execute([*inputs, *grown], result, workspace)
         out[...] = result[_corner(out.shape)]
+
+    def _copy(self, at: int, sample: Any) -> Any:
+        """Memory for one of the larger problem's tensors."""
+        return empty(sample, self._shapes[at], self._dtypes[at], self._storage[at])
 
 
 class CopyingPlan(Plan):
@@ -176,7 +215,7 @@ def irregular(tensors: Sequence[Any]) -> frozenset[int]:
 def copied_bytes(tensors: Sequence[Any]) -> int:
     """How much of the operands and, last, the result has to be copied to be regular."""
     views = [view(tensors[at]) for at in irregular(tensors)]
-    return sum(_elements(seen.shape) * dtype(seen.dtype).bytes for seen in views)
+    return sum(prod(seen.shape) * dtype(seen.dtype).bytes for seen in views)
 
 
 def _grown(vector: Any, length: int) -> Any:
@@ -189,10 +228,3 @@ def _grown(vector: Any, length: int) -> Any:
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in shape)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

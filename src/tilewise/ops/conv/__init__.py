@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tilewise.ops.contract import Op
 from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
-from tilewise.ops.conv.problem import ConvProblem, shapes, storage
+from tilewise.ops.conv.problem import ConvProblem, padded, shapes, storage
 from tilewise.ops.conv.reference import reference
 
 OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weight": ("x", "dy")}
@@ -20,6 +20,7 @@ OPS = tuple(
         unit_axis=2,
         implied={"direction": name.removeprefix("conv_")},
         storage=storage,
+        padded=padded,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

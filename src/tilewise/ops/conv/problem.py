@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
@@ -205,6 +205,20 @@ def shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
     w = (p.k, p.c // p.g, *(p.z, p.y, p.x)[at:])
     y = (p.n, p.k, *(p.out_d, p.out_h, p.out_w)[at:])
     return {"fwd": (x, w, y), "bwd_data": (y, w, x), "bwd_weight": (x, y, w)}[p.direction]
+
+
+def padded(problem: ConvProblem, alignment: tuple[int, ...]) -> ConvProblem:
+    """The smallest problem at least as large whose C and K are multiples of `alignment`.
+
+    Groups stay as they are: room for more channels in each would move those of the next.
+    """
+    c, k = (
+        -(-count // least) * least
+        for count, least in zip((problem.c, problem.k), alignment, strict=True)
+    )
+    if problem.g > 1 or (c, k) == (problem.c, problem.k):
+        return problem
+    return replace(problem, c=c, k=k)
 
 
 def storage(problem: ConvProblem) -> tuple[Storage, ...]:

@@ -101,6 +101,10 @@ class DenseConvKernel(Kernel):
     def is_deterministic(self) -> bool:
         return not self.atomic
 
+    def alignment(self, problem: ConvProblem) -> tuple[int, ...]:
+        """TMA copies rows of multiples of 16 bytes; other counts of channels are padded."""
+        return dense_rules.alignment(self) if problem.layout == "nhwc" else ()
+
 
 def why_unusable(kernel: DenseConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
     """The first rule that keeps `kernel` from `problem` on `arch`, or None."""

@@ -121,6 +121,18 @@ def halo_smem_bytes(k: DenseConvKernel, walk: Walk) -> int:
     return 1024 + patches + filters + staging + 16 * (PATCHES + k.stages)
 
 
+def chunk(k: DenseConvKernel) -> int:
+    """Channels in a copy: what TMA reads comes in multiples of it."""
+    return CHUNK_BYTES // element(k.dtype).bytes
+
+
+def alignment(k: DenseConvKernel) -> tuple[int, ...]:
+    """Multiples that C and K must be of; results are stored whatever their count."""
+    if k.family == "gather":
+        return ()
+    return (chunk(k), 1 if k.op == "conv_fwd" else chunk(k))
+
+
 def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
     """Why no problem can be served on an architecture, or None."""
     if arch.kind != "gpu" or not (arch.has("wgmma") and arch.has("tma")):
@@ -163,16 +175,15 @@ def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None
 
 
 def _why_not_loaded(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
-    chunk = CHUNK_BYTES // element(k.dtype).bytes
     if k.family == "gather":
         return None
     read, _ = channels(p)
     images = (p.c // p.g, p.k // p.g) if k.is_weight else (read * p.g,)
-    if any(count % chunk for count in images):
-        return f"TMA copies rows of multiples of {chunk} channels"
+    if any(count % chunk(k) for count in images):
+        return f"TMA copies rows of multiples of {chunk(k)} channels"
     if not k.is_weight:
-        if (p.c // p.g) % chunk:
-            return f"TMA copies filters of multiples of {chunk} channels"
+        if (p.c // p.g) % chunk(k):
+            return f"TMA copies filters of multiples of {chunk(k)} channels"
         if p.g > 1 and read % k.tile_k:
             return f"groups are read in multiples of {k.tile_k} channels"
     if k.family == "rows":
