@@ -22,6 +22,7 @@ from tilewise.data.store import write_rows
 ROOT = Path(__file__).resolve().parents[2]
 
 LEFT_OUT = {"doctor", "build", "sweep", "tune", "validate", "bench", "demo", "problems capture"}
+LEFT_OUT |= {"export-cpp"}
 """These compile and time, or run a program: tests of their own take them through it."""
 AFTER = {"problems coverage", "data check", "kernels check", "compare"}
 """These may find fault with what they are given."""

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench": ("--op gemm M=512 N=512 K=512 --top 3",),
     "report": ("store --model model --out report.html",),
     "export-c": ("model model.h --name gemm_model",),
+    "export-cpp": ("library --op gemm --arch x86_avx512 --dtype fp32",),
     "demo": ("",),
 }
 """Command -> what may follow it."""
