@@ -61,6 +61,14 @@ struct PixelTiles {
     return {plane / walk.size_d, plane % walk.size_d, line % lines() * TILE_H,
             tile % columns() * TILE_W};
   }
+  // Of the tile behind the one that begins at `at`.
+  DEVICE Pixel next(Pixel at) const {
+    at.w += TILE_W;
+    if (at.w >= walk.size_w) at.w = 0, at.h += TILE_H;
+    if (at.h >= walk.size_h) at.h = 0, at.d++;
+    if (at.d >= walk.size_d) at.d = 0, at.n++;
+    return at;
+  }
 };
 
 DEVICE void load(const StageRing& ring, const Schedule& schedule, const PixelTiles& tiles, u32 stages,
@@ -73,8 +81,9 @@ DEVICE void load(const StageRing& ring, const Schedule& schedule, const PixelTil
     const Schedule::Work work = schedule.work(index);
     const int c = work.group * in_channels + work.channel;
     const int k = work.group * out_channels + work.filter;
-    for (int step = work.first; step < work.last; step++, at.next()) {
-      const Pixel pixel = tiles.first(step), corner = tiles.walk.corner(pixel);
+    Pixel pixel = tiles.first(work.first);
+    for (int step = work.first; step < work.last; step++, at.next(), pixel = tiles.next(pixel)) {
+      const Pixel corner = tiles.walk.corner(pixel);
       const u32 to = stages + at.stage * stage_bytes;
       ring.wait_empty(at);
       ring.expect(at, (brings_x ? patch_copied : 0) + (brings_dy ? dy_bytes : 0));

@@ -25,6 +25,14 @@ struct Walk {
     const int line = row / size_w, plane = line / size_h;
     return {plane / size_d, plane % size_d, line % size_h, row % size_w};
   }
+  // The pixel as many rows behind `at` as `by` is behind the first: no divisions.
+  DEVICE Pixel plus(Pixel at, Pixel by) const {
+    at = {at.n + by.n, at.d + by.d, at.h + by.h, at.w + by.w};
+    if (at.w >= size_w) at.w -= size_w, at.h++;
+    if (at.h >= size_h) at.h -= size_h, at.d++;
+    if (at.d >= size_d) at.d -= size_d, at.n++;
+    return at;
+  }
   DEVICE int row(Pixel at) const {
     return ((at.n * size_d + at.d) * size_h + at.h) * size_w + at.w;
   }

@@ -28,15 +28,16 @@ struct Loader {
     const bool brings_dy = LOAD_WARPS == 1 || thread == 0;
     const bool brings_x = LOAD_WARPS == 1 || thread != 0;
     constexpr u32 dy_bytes = dy_panels * panel_bytes, x_bytes = x_panels * panel_bytes;
+    const Pixel next = walk.pixel(step_pixels);  // from one step to the next
     Place at;
     for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
       const Schedule::Work work = schedule.work(index);
       Panel panels[x_panels];
 #pragma unroll
       for (int i = 0; i < x_panels; i++) panels[i] = panel(work, i);
-      for (int step = work.first; step < work.last; step++) {
+      Pixel pixel = walk.pixel(work.first * step_pixels);
+      for (int step = work.first; step < work.last; step++, pixel = walk.plus(pixel, next)) {
         const u32 to = stages + at.stage * stage_bytes;
-        const Pixel pixel = walk.pixel(step * step_pixels);
         ring.wait_empty(at);
         ring.expect(at, (brings_dy ? dy_bytes : 0) + (brings_x ? x_bytes : 0));
         if (brings_dy) load_dy(to, ring.full(at), work, step * step_pixels, pixel);

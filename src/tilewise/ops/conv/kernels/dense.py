@@ -36,7 +36,7 @@ class DenseConvKernel(Kernel):
     family: str = trait("", FAMILIES, doc="how load warps find the pixels")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (64, 128, 192, 256))
-    tile_n: int = trait("n", (64, 96, 128, 192, 256))
+    tile_n: int = trait("n", (32, 64, 96, 128, 192, 256))
     tile_k: int = trait("k", (32, 64, 128, 256), default=64, doc="of the reduction in a step")
     stages: int = trait("s", (2, 3, 4, 5, 6, 7, 8), doc="steps of the reduction in flight")
     math_groups: int = trait("g", (1, 2, 3), default=2, doc="groups of four math warps")
