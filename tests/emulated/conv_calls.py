@@ -18,8 +18,6 @@ from tilewise.ops.conv.reference import reference
 
 Array = np.ndarray[Any, Any]
 ARCH = load_arch("sm_90", "H200")
-SMALL = replace(ARCH, compute_units=2)
-"""On which blocks that walk have several tiles each, although problems are tiny."""
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-22, "tf32": 2.0**-10}
 
 
@@ -52,8 +50,12 @@ def check(
     *,
     seed: int = 0,
     edits: Edits = (),
+    units: int = 2,
 ) -> None:
-    """Runs the kernel in the emulation and compares with float64."""
+    """Runs the kernel in the emulation and compares with float64.
+
+    Blocks that walk have `units` multiprocessors: several tiles each, although problems are tiny.
+    """
     reason = get_op(problem.op).why_unusable(kernel, problem, ARCH)
     assert reason is None, reason
     rng = np.random.default_rng(7)
@@ -78,7 +80,8 @@ def check(
     if e.residual:
         expected = expected + extras["residual"]
     expected = activated(expected, e.activation)
-    arch = SMALL if getattr(kernel, "persistent", False) else ARCH
+    walks = getattr(kernel, "persistent", False)
+    arch = replace(ARCH, compute_units=units) if walks else ARCH
     made = launch(kernel, problem, arch, epilogue=e)
     after = run(made, tensors, seed=seed, edits=edits)
     compare(problem, widen(after[2], problem.out_dtype), channels_last(expected))

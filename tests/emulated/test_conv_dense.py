@@ -108,7 +108,8 @@ PAIR = {"tile_m": 128, "math_groups": 2, "cluster": 2}
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_divide_the_work(way: str, direction: str) -> None:
-    check(kernel(direction, family="im2col", **WAYS[way]), problem("plain", direction))
+    shared = {"fill": 1} if (way, direction) == ("walking", "bwd_weight") else {}
+    check(kernel(direction, family="im2col", **WAYS[way], **shared), problem("plain", direction))
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
@@ -166,6 +167,19 @@ SUMMED: dict[str, dict[str, Any]] = {
 def test_sums_over_pixels(way: str) -> None:
     p = replace(problem("plain", "fwd"), n=3, k=136)
     check(kernel("fwd", **SUMMED[way]), p, Epilogue(sums=True, bias=True, activation="relu"))
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("family", ["im2col", "gather"])
+@pytest.mark.parametrize("sizes", [{}, {"n": 1, "k": 64}, {"c": 136, "k": 136, "n": 5}])
+def test_blocks_share_the_steps_of_a_gradient(
+    sizes: dict[str, int], family: str, atomic: bool
+) -> None:
+    """Tiles have as many parts as blocks reach them; slices that nobody reaches are cleared."""
+    p = replace(problem("plain", "bwd_weight"), **sizes)
+    for units in (2, 5, 7):
+        made = kernel("bwd_weight", family=family, fill=1, persistent=True, atomic=atomic)
+        check(made, p, units=units)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])

@@ -46,9 +46,13 @@ def launch_wgrad(
     k, p = kernel, problem
     outer = outer_strides(p, strides)
     tiles = -(-(p.k // p.g) // k.tile_m) * -(-_columns(k, p) // k.tile_n) * p.g
-    splits = cut(tiles, -(-p.out_pixels // PANEL), k, arch)
-    count = tiles * splits
-    grid = min(count, arch.compute_units * k.blocks) if k.persistent else count
+    steps = -(-p.out_pixels // PANEL)
+    if k.persistent:
+        grid = min(arch.compute_units * k.blocks, tiles * steps)
+        splits = _parts(tiles, steps, grid)
+    else:
+        splits = cut(tiles, steps, k, arch)
+        grid = tiles * splits
     source = _gathered(p, outer) if k.family == "gather" else _maps(k, p, outer)
     return sum_slices(k, p, outer[2], splits, _product(k, p, outer, source, splits, grid))
 
@@ -66,6 +70,15 @@ def sum_slices(
     if kernel.atomic:
         steps = (Zero(target=Scratch(offset=0), size=4 * size), *steps)
     return Launch(steps=steps, workspace_bytes=4 * slices * size)
+
+
+def _parts(tiles: int, steps: int, blocks: int) -> int:
+    """Parts of a tile at most, where blocks share the steps of all tiles evenly."""
+    if tiles % blocks == 0:
+        return 1
+    if blocks % tiles == 0 and steps % (blocks // tiles) == 0:
+        return blocks // tiles
+    return (blocks * steps - 1) // (tiles * steps) + 2
 
 
 def _columns(k: DenseConvKernel, p: ConvProblem) -> int:
@@ -107,6 +120,7 @@ def _product(
         "SPATIAL": 3 if p.ndim == 3 else 2,
         "SUM": sum_kind(k, splits),
         "BLOCKS": k.blocks,
+        "STREAM": int(k.persistent),
     }
     if k.family == "gather":
         constants["VECTOR"] = _vector(p, outer)

@@ -7,11 +7,11 @@
 // (128 bytes a pixel): TILE_M / 64 of dy, then TILE_N / 64 of x. Both are read across the
 // reduction. Loaders that use TMA give every panel of entries one tap, and blocks of 64 channels;
 // the gathering one packs taps and channels in one row, and wastes nothing on few channels.
-// Math groups divide the filters, or the entries where there are 64 filters. The pixels are cut
-// into `splits`, see store.cuh.
+// Math groups divide the filters, or the entries where there are 64 filters. The pixels are cut, see
+// Schedule and store.cuh.
 //
-// Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, LOADER, LOAD_WARPS, SPATIAL, SUM, BLOCKS;
-// with TMA GRADIENT_ROWS (dy is a matrix without gaps between images), gathering VECTOR.
+// Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, LOADER, LOAD_WARPS, SPATIAL, SUM, BLOCKS,
+// STREAM; with TMA GRADIENT_ROWS (dy is a matrix without gaps between images), gathering VECTOR.
 #pragma once
 #include "conv/cuda/filter_sums.cuh"
 #include "conv/cuda/walk.cuh"
@@ -53,17 +53,48 @@ struct Entries {
 };
 
 // Which tile is whose: entries innermost, so that neighbours share pixels in the cache.
+//
+// Every tile is cut into `splits` alike, or (STREAM) blocks share the steps of all tiles evenly, so that
+// none idles: a block's works are the parts of tiles that its share covers. Then tiles have as many parts
+// as blocks reach them, `splits` at most, and the last part's block clears the slices that are left.
 struct Schedule {
   int row_tiles, column_tiles, groups, splits, steps;
 
   struct Work {
     int row, column, group, split, first, last;  // steps of the reduction
+    int cleared;                                 // slices behind this one
   };
-  DEVICE int count() const { return row_tiles * column_tiles * groups * splits; }
+  DEVICE int tiles() const { return row_tiles * column_tiles * groups; }
+  // A block's works are begin(), begin() + stride() and so on.
+  DEVICE int begin() const { return STREAM ? 0 : (int)blockIdx.x; }
+  DEVICE int stride() const { return STREAM ? 1 : (int)gridDim.x; }
+  DEVICE int count() const {
+    if (!STREAM) return tiles() * splits;
+    return (int)((share(blockIdx.x + 1) - 1) / steps - share(blockIdx.x) / steps) + 1;
+  }
   DEVICE Work work(int index) const {
-    const int rest = index / column_tiles, tile = rest / row_tiles, split = tile / groups;
-    return {rest % row_tiles * TILE_M, index % column_tiles * TILE_N, tile % groups, split,
-            (int)((i64)steps * split / splits), (int)((i64)steps * (split + 1) / splits)};
+    if (!STREAM) {
+      const int tile = index % tiles(), split = index / tiles();
+      return at(tile, split, (int)((i64)steps * split / splits),
+                (int)((i64)steps * (split + 1) / splits), 0);
+    }
+    const i64 from = share(blockIdx.x), to = share(blockIdx.x + 1);
+    const int tile = (int)(from / steps) + index;
+    const i64 start = (i64)tile * steps;
+    const int first = from > start ? (int)(from - start) : 0;
+    const int last = to < start + steps ? (int)(to - start) : steps;
+    const int split = (int)blockIdx.x - owner(start);
+    return at(tile, split, first, last, last == steps ? splits - split - 1 : 0);
+  }
+  DEVICE Work at(int tile, int split, int first, int last, int cleared) const {
+    const int rest = tile / column_tiles;
+    return {rest % row_tiles * TILE_M, tile % column_tiles * TILE_N, rest / row_tiles, split, first,
+            last, cleared};
+  }
+  // The first step of a block's share, counted over all tiles, and the block whose share has a step.
+  DEVICE i64 share(u32 block) const { return (i64)tiles() * steps * block / gridDim.x; }
+  DEVICE int owner(i64 step) const {
+    return (int)(((step + 1) * gridDim.x - 1) / ((i64)tiles() * steps));
   }
 };
 
@@ -93,9 +124,13 @@ DEVICE void store(float (&sums)[row_blocks][group_columns / 2], const Sums& out,
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = work.row + first_row + m * 64 + warp * 16 + half * 8 + lane / 4;
-        if (row < out.filters)
-          out.store(sums[m][4 * j + 2 * half], sums[m][4 * j + 2 * half + 1],
-                    work.group * out.filters + row, at, out.is_even(), both, work.split);
+        if (row >= out.filters) continue;
+        const int filter = work.group * out.filters + row;
+        out.store(sums[m][4 * j + 2 * half], sums[m][4 * j + 2 * half + 1], filter, at,
+                  out.is_even(), both, work.split);
+        if (STREAM && SUM == SUM_SLICES)
+          for (int i = 1; i <= work.cleared; i++)
+            out.store(0.f, 0.f, filter, at, out.is_even(), both, work.split + i);
       }
   }
 }
@@ -106,7 +141,7 @@ DEVICE void math(const StageRing& ring, const Schedule& schedule, const Sums& ou
   const int first_row = divides_rows ? group * row_blocks * 64 : 0;
   const int first_column = divides_rows ? 0 : group * group_columns;
   Place at;
-  for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
+  for (int index = schedule.begin(); index < schedule.count(); index += schedule.stride()) {
     const Schedule::Work work = schedule.work(index);
     float sums[row_blocks][group_columns / 2];
     LateRelease<STAGES> late;

@@ -40,7 +40,7 @@ struct Loader {
   DEVICE void run(u32 thread) const {
     if (thread >= load_threads) return;
     Place at;
-    for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
+    for (int index = schedule.begin(); index < schedule.count(); index += schedule.stride()) {
       const Schedule::Work work = schedule.work(index);
       Column columns[x_panels];
 #pragma unroll

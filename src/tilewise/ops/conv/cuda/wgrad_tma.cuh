@@ -30,7 +30,7 @@ struct Loader {
     constexpr u32 dy_bytes = dy_panels * panel_bytes, x_bytes = x_panels * panel_bytes;
     const Pixel next = walk.pixel(step_pixels);  // from one step to the next
     Place at;
-    for (int index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
+    for (int index = schedule.begin(); index < schedule.count(); index += schedule.stride()) {
       const Schedule::Work work = schedule.work(index);
       Panel panels[x_panels];
 #pragma unroll

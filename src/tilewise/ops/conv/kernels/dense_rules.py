@@ -65,6 +65,10 @@ def broken(k: DenseConvKernel) -> list[str]:
         "a cluster of one shares nothing": k.cluster == 1 and k.share != "filter",
         "gathering blocks share nothing": is_gather and k.cluster > 1,
         "atomic is for kernels whose reduction is cut": k.atomic and not k.fill,
+        "blocks that walk over gradients of filters share their steps in one wave": k.is_weight
+        and not is_halo
+        and k.persistent
+        and k.fill != 1,
         "a block that holds an SM alone is one": k.blocks > 1 and k.math_groups > 1,
         "several blocks need sums of 64 registers at most": k.blocks > 1 and k.sums > 64,
         "tf32 is read along the reduction, so forward only": k.dtype == "tf32"
