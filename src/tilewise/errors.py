@@ -102,10 +102,10 @@ class ModelError(TilewiseError):
     """A model is missing, damaged, foreign or newer than this version understands."""
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def nearest(given: object, known: Iterable[str]) -> str:
     """A question for messages about unknown names, such as "; did you mean 'gemm'?", or nothing."""
     by_case = {name.lower(): name for name in known}
-    found = get_close_matches(given.lower(), by_case, 1)
+    found = get_close_matches(given.lower(), by_case, 1) if isinstance(given, str) else []
     return f"; did you mean {by_case[found[0]]!r}?" if found else ""
 
 

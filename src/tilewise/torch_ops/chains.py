@@ -8,6 +8,7 @@ whose `forward` calls a `Chain` in their place. Modules that cannot be traced st
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from tilewise.errors import ProblemError
 from tilewise.ops.conv.infer import settings
-from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain
+from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
 from tilewise.torch_ops.layers import THEIRS
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -168,10 +169,14 @@ def _is_addition(node: fx.Node, own: fx.Node) -> bool:
 
 
 def _may_wait(nodes: Sequence[fx.Node], last: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Whether a chain's layer can be put off until `last`: no other may overwrite its input."""
-    (x,), first = nodes[0].all_input_nodes, order[nodes[0]]
-    others = (user for user in x.users if user not in nodes)
-    return not any(first < order[user] < order[last] for user in others)
+    """Whether a chain can be put off until `last`: no other may overwrite what it reads."""
+    return not any(
+        order[node] < order[user] < order[last]
+        for node in nodes
+        for read in node.all_input_nodes
+        for user in read.users
+        if user not in nodes
+    )
 
 
 def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
@@ -179,6 +184,8 @@ def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
     if node is None:
         return "", False
     module = _module(owner, node)
+    if module is not None and ("." in str(node.target) or has_hooks(module)):
+        return "", False  # `_sign` tells of a module's own children when they change
     if type(module) in _MODULES and getattr(module, "approximate", "none") == "none":
         return _MODULES[type(module)], bool(getattr(module, "inplace", False))
     is_plain = len(node.args) == 1 and node.kwargs.get("approximate", "none") == "none"
@@ -194,10 +201,15 @@ def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
 
 def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain, ...]] | None:
     """The module's forward pass with its chains served as one, or None where there are none."""
-    tracer = _Alone(FORWARD if hasattr(type(owner), FORWARD) else "forward")
+    name = FORWARD if hasattr(type(owner), FORWARD) else "forward"
+    if _looks_at_inputs(getattr(type(owner), name)):
+        return None
+    before = _state(owner)
     try:
-        graph = tracer.trace(owner)
+        graph = _Alone(name).trace(owner)
     except Exception:  # whatever a forward pass does with tensors that are none
+        graph = None
+    if _changed(owner, before) or graph is None:
         return None
     found = list(find_chains(owner, graph))
     for at, one in enumerate(found):
@@ -212,17 +224,63 @@ def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain, ...]] | 
             graph.erase_node(node)
     if not found:
         return None
-    code = graph.python_code("self")
-    names: dict[str, Any] = dict(code.globals)
-    exec(code.src, names)
-    return names["forward"], tuple(one.chain for one in found)
+    made: Any = type(fx.GraphModule(owner, graph)).forward
+    return made, tuple(one.chain for one in found)
+
+
+def _looks_at_inputs(forward: Any) -> bool:
+    """Whether a forward pass may ask what it was given, which tracing would answer for good."""
+    given = list(inspect.signature(forward).parameters.values())[1:]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = getattr(getattr(forward, "__code__", None), "co_names", ("isinstance",))
+    return bool(
+        any(one.kind is not plain or one.default is not one.empty for one in given)
+        or {"isinstance", "is_tensor"} & set(names)
+    )
+
+
+def _state(owner: nn.Module) -> dict[str, Any]:
+    """What a module holds, one level down."""
+    return {name: dict(v) if isinstance(v, dict) else v for name, v in owner.__dict__.items()}
+
+
+def _changed(owner: nn.Module, before: dict[str, Any]) -> bool:
+    """Whether a module holds anything else than before; what was put there is taken back."""
+    found = False
+    for name in set(owner.__dict__) - set(before):
+        del owner.__dict__[name]
+        found = True
+    for name, was in before.items():
+        now = owner.__dict__.get(name)
+        if isinstance(was, dict):
+            if {k: id(v) for k, v in was.items()} != {k: id(v) for k, v in (now or {}).items()}:
+                now.clear()  # type: ignore[union-attr]
+                now.update(was)  # type: ignore[union-attr]
+                found = True
+        elif now is not was:
+            owner.__dict__[name] = was
+            found = True
+    return found
+
+
+def _sign(module: nn.Module) -> tuple[Any, ...]:
+    """What a rewritten pass depends on of a module: its mode, its children, who watches them."""
+    return module.training, *[
+        (
+            type(child),
+            has_hooks(child),
+            getattr(child, "inplace", 0),
+            getattr(child, "approximate", 0),
+        )
+        for child in module._modules.values()
+    ]
 
 
 class Ready:
-    """Rewritten forward passes of a module, in training and not; made anew for a copy of it."""
+    """Rewritten forward passes of a module, by `_sign`; made anew for a copy of it."""
 
     def __init__(self) -> None:
-        self.passes: dict[bool, Callable[..., Any]] = {}
+        self.passes: dict[Any, Callable[..., Any]] = {}
 
     def __reduce__(self) -> Any:
         return Ready, ()
@@ -232,10 +290,11 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """In place of the module's own: left alone for compilers, which fuse by themselves."""
     if not _is_traced():
         passes = self.__dict__[READY].passes
-        run = passes.get(self.training)
+        sign = _sign(self)
+        run = passes.get(sign)
         if run is None:
             made = rewrite(self)
-            run = passes[self.training] = made[0] if made else getattr(type(self), FORWARD)
+            run = passes[sign] = made[0] if made else getattr(type(self), FORWARD)
         return run(self, *args, **kwargs)
     return getattr(type(self), FORWARD)(self, *args, **kwargs)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -10,12 +12,26 @@ from torch import Tensor
 from tilewise.torch_ops.convolutions import dense_strides
 
 
+def _sign(part: Any) -> tuple[Any, int]:
+    if not isinstance(part, Tensor):
+        return part, 0
+    return ref(part), 0 if part.is_inference() else part._version
+
+
+def _is_same(part: Any, known: Any, version: int) -> bool:
+    """Tensors made for inference are never known to be: they do not count their changes."""
+    if not isinstance(part, Tensor):
+        return bool(known == part)
+    is_it = isinstance(known, ref) and known() is part
+    return is_it and not part.is_inference() and part._version == version
+
+
 class Fold:
     """A convolution's filter and bias with the BatchNorm after it in them, kept while they last."""
 
     def __init__(self, kind: torch.dtype, layout: str) -> None:
         self._kind, self._layout = kind, layout
-        self._sign: Any = None
+        self._sign: list[tuple[Any, int]] = []
         self._held: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     def get(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -23,15 +39,19 @@ class Fold:
         parts = [layer.weight, layer.bias]
         if norm is not None:
             parts += [norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps]
-        sign = [
-            part
-            if not isinstance(part, Tensor)
-            else (part.data_ptr(), 0 if part.is_inference() else part._version)
-            for part in parts
-        ]
-        if self._held is None or sign != self._sign:
-            self._sign, self._held = sign, self._folded(layer, norm)
-        return self._held
+        if self._held is not None and self._is_of(parts):
+            return self._held
+        made = self._folded(layer, norm)
+        if not (made[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._sign, self._held = [_sign(part) for part in parts], made
+        return made
+
+    def _is_of(self, parts: Sequence[Any]) -> bool:
+        """Whether these are the very tensors that were folded, as they were then."""
+        return all(
+            _is_same(part, known, version)
+            for part, (known, version) in zip(parts, self._sign, strict=True)
+        )
 
     @torch.no_grad()
     def _folded(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:

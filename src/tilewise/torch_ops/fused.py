@@ -311,26 +311,42 @@ def _key(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Any:
     if _is_autocast():
         kind = x.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    weight = layer.weight
+    weight, bias = layer.weight, layer.bias
     return (
         *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), cast),
-        *(weight.dtype, weight.requires_grad),
-        None if norm is None else (norm.training, norm.eps, norm.momentum),
-        None
-        if residual is None
-        else (residual.shape, residual.stride(), residual.dtype, residual.requires_grad),
+        *(weight.dtype, weight.requires_grad, None if bias is None else bias.requires_grad),
+        None if norm is None else _norm_key(norm),
+        None if residual is None else _residual_key(residual),
         CALLS.generation,
     )
 
 
-def _has_hooks(*layers: Any) -> bool:
+def _norm_key(norm: Any) -> Any:
+    weight, bias = norm.weight, norm.bias
+    return (
+        *(norm.training, norm.eps, norm.momentum, norm.track_running_stats),
+        norm.running_mean is None,
+        None if weight is None else (weight.dtype, weight.requires_grad),
+        None if bias is None else (bias.dtype, bias.requires_grad),
+    )
+
+
+def _residual_key(residual: Tensor) -> Any:
+    """Its address counts too: kernels are compiled for one that is a multiple of 16 bytes."""
+    is_aligned = type(residual) in PLAIN and residual.data_ptr() % 16 == 0
+    own = (residual.shape, residual.stride(), residual.dtype, residual.requires_grad)
+    return *own, is_aligned
+
+
+def has_hooks(layer: Any) -> bool:
     """Whether somebody wants to see a layer's own input, result or gradients."""
-    for layer in layers:
-        if layer is not None and (
-            layer._forward_hooks
-            or layer._forward_pre_hooks
-            or layer._backward_hooks
-            or layer._backward_pre_hooks
-        ):
-            return True
-    return _has_global_hooks()
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
+
+
+def _has_hooks(layer: Any, norm: Any) -> bool:
+    return has_hooks(layer) or (norm is not None and has_hooks(norm)) or _has_global_hooks()

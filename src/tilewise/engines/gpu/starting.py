@@ -24,7 +24,6 @@ MOST_PARAMETERS, MOST_MAPS = 256, 16
 """As many as the compiled launcher has room for."""
 CLUSTER_DIMENSION, OVERLAPPING = 4, 6
 """Numbers of launch attributes: blocks of a cluster, programmatic stream serialization."""
-"""CUDA's number of that launch attribute."""
 HERE = Path(__file__).parent
 Start = Callable[..., int]
 Run = Callable[[int, Any], int]

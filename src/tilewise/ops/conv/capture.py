@@ -32,7 +32,7 @@ def _convolution_backward(args: Sequence[Any], result: Any) -> Iterator[Problem]
 
 
 def _own_convolution(args: Sequence[Any], result: Any) -> Iterator[Problem]:
-    x, weight, _, *layer = args
+    x, weight, _, _, _, *layer = args  # bias, residual, activation
     yield _conv("fwd", small=result, large=x, **_conv_fields(weight, *layer[:4]))
 
 
