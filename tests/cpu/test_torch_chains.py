@@ -157,7 +157,7 @@ def test_inference_folds_and_fuses(fused: list[Epilogue]) -> None:  # noqa: F811
     assert done == {
         (True, False, "relu"): 2 * 3,  # the stem, and the first layer of each block
         (True, True, "relu"): 2 * 2,
-        (True, False, "none"): 2 * 2,  # the shortcut, the last layer of the inverted block
+        (True, False, "none"): 2 * 3,  # the shortcut, the last of the inverted block, its gate
         (True, False, "silu"): 2 * 3,  # both before it, and the squeezing one
     }
     folded = [row.served.why for row in tw.layers(patched) if not row.with_gradients]
