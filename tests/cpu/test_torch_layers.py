@@ -80,6 +80,22 @@ def test_decisions_are_made_once_for_each_shape(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.parametrize("layer", (nn.Linear(8, 8), nn.Conv2d(4, 8, 3)), ids=("linear", "conv"))
+def test_autocast_makes_inputs_and_weights_alike(
+    layer: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = said(monkeypatch, Served(is_ours=True, why="faster"))
+    x = torch.randn(2, 4, 8, 8, dtype=torch.bfloat16)  # as the layer before left it
+    patched = tw.patch(copy.deepcopy(layer))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = patched(x), layer(x)
+    assert [one.dtype for one in asked] == [torch.bfloat16]
+    assert any("tilewise" in name for name in names(ours))
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+    with pytest.raises(RuntimeError):
+        patched(x)  # as the plain layer does
+
+
 def test_compiled_layers_are_pytorchs_to_fuse() -> None:
     seen: list[Any] = []
 

@@ -22,7 +22,7 @@ import tilewise as tw  # noqa: E402
 from tilewise.dispatch import _dispatcher, default_dispatcher  # noqa: E402
 from tilewise.dispatch.remembered import CALLS  # noqa: E402
 from tilewise.engines.device import detect  # noqa: E402
-from tilewise.torch_ops import convolutions, switch  # noqa: E402
+from tilewise.torch_ops import convolutions  # noqa: E402
 from tilewise.torch_ops.norms import PlainNorm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -57,8 +57,7 @@ def _family(kernel: Any) -> tuple[str, str]:
 def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Lets our own convolutions serve, of one family if asked, with or without a model."""
     _dispatcher.cache_clear()
-    for module in (convolutions, switch):
-        monkeypatch.setattr(module, "is_known", lambda device: True)
+    monkeypatch.setattr(convolutions, "is_known", lambda device: True)
 
     def choose(engine: str = "", family: str = "") -> bool:
         found = False

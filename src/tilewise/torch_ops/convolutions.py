@@ -81,9 +81,9 @@ def weight_gradient(
 
 
 def is_known(device: torch.device) -> bool:
-    """Whether a model knows how fast convolutions are on a device; on CPUs one always does.
+    """Whether convolutions were measured on a device, for a model or a plan; on CPUs they were.
 
-    Where none does, the vendor's routine is the best guess, and PyTorch calls it faster than we.
+    Elsewhere the vendor's routine is the best guess, and PyTorch calls it faster than we.
     """
     return device.type != "cuda" or _is_known(device.index, settings())
 
@@ -97,7 +97,7 @@ def _is_known(index: int, under: Settings) -> bool:
         rankers = default_dispatcher("conv_fwd", detect("gpu", index)).rankers
     except ArchError:
         return False
-    return any(ranker.path == "model" for ranker in rankers)
+    return any(ranker.path in ("measured", "model") for ranker in rankers)
 
 
 def _call(

@@ -297,8 +297,7 @@ def _is_normal(norm: Any, call: Given) -> bool:
 
 def _served(layer: Any, asked: Asked, links: str) -> Served:
     """Who serves the first layer of a chain."""
-    is_known = asked.kind == "linear" or convolutions.is_known(asked.device)
-    if layer.__dict__.get(ALWAYS) and is_known:
+    if layer.__dict__.get(ALWAYS):
         found = Served(is_ours=True, why="asked for always")
     else:
         found = decide(asked)

@@ -20,7 +20,7 @@ from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.chains import fuse as fuse_chains
 from tilewise.torch_ops.chains import unfuse
-from tilewise.torch_ops.convolutions import Layer, convolution, is_known
+from tilewise.torch_ops.convolutions import Layer, convolution
 from tilewise.torch_ops.layers import (
     ALWAYS,
     SERVED,
@@ -79,7 +79,10 @@ def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
     rank = len(layer.stride) if is_conv else 0
     if x.dim() != (rank + 2 if is_conv else x.dim()) or not x.dim() or 0 in x.shape:
         return None
-    if x.layout is not torch.strided or x.device != weight.device or x.dtype != weight.dtype:
+    kinds = {x.dtype, weight.dtype}
+    if x.layout is not torch.strided or x.device != weight.device:
+        return None
+    if len(kinds) > 1 and (cast is None or kinds - NATIVE):  # autocast makes them alike
         return None
     grad = _is_grad_enabled()
     common: dict[str, Any] = {
@@ -126,7 +129,7 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
         return None
     if layer.padding_mode == "zeros":
         sizes = _sizes(w.shape, layer.stride, layer.padding, layer.dilation)
-        if sizes is not None and x.dtype in NATIVE and not is_seen() and is_known(x.device):
+        if sizes is not None and x.dtype in NATIVE and not is_seen():
             return _straight(key[6], x, w, bias, (*sizes, layer.groups))
     padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
