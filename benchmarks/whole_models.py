@@ -1,54 +1,68 @@
 #!/usr/bin/env python3
 """Whole models, PyTorch's own against patched ones: what a user feels.
 
-usage: python benchmarks/whole_models.py [--only TEXT] [--modes eager,graph,compile,max-autotune]
-                                         [--batch 64,256] [--tasks inference,training]
-                                         [--sides patched,fused,always] [--layers] [--json]
+usage: python benchmarks/whole_models.py [--minutes 3] [--only TEXT] [--modes eager,graph]
+                                         [--batch 256,64] [--tasks training,inference]
+                                         [--sides patched,fused] [--layers] [--profile]
+                                         [--out FILE.jsonl] [--device cpu --tiny]
 
 Each model runs several times in one process, in turns: as PyTorch made it, after `tilewise.patch`
-(`patched`), and after `tilewise.patch(fuse=True)` (`fused`); `always` is fused with tilewise
-serving whatever it can. Vision models are channels-last in bf16 (training: autocast with fp32
-weights). The ratio is PyTorch's time over ours. Beside it: the first step (start-up), peak memory
-beyond the weights, and how far results are apart. `--layers` tells who serves each layer.
+(`patched`), and after `tilewise.patch(fuse=True)` (`fused`); `tuned` is fused after
+`tilewise.tune`, `always` is fused with tilewise serving whatever it can. Vision models are
+channels-last in bf16 (training: autocast with fp32 weights). The ratio is PyTorch's time over
+ours. Beside it: the time until the host is free again, the first step (start-up), peak memory
+beyond the weights, how far results and gradients are apart, and who serves how many layers.
 
-Vision models, inference and training, plain, patched and fused:
-    python benchmarks/whole_models.py --modes eager,graph --batch 64,256
+The most telling cases come first, and none starts after `--minutes`. They run in a process of
+their own, which is started again behind a case that breaks it or hangs. A case's row is printed
+and appended to `--out` as soon as it is there.
+
+Where a GPU's time goes, plain and fused:
+    python benchmarks/whole_models.py --only resnext --tasks training --batch 256 --profile
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-ROUNDS, STEPS = 6, 5
+ROUNDS, TURN_S = 5, 0.03
+"""Turns of each side, and how long one lasts at least."""
+HANGS_S = 120
+"""A case that takes longer is ended."""
 MODES = ("eager", "graph", "compile", "max-autotune")
-TASKS = ("inference", "training")
+TASKS = ("training", "inference")
 SIDES: dict[str, dict[str, bool]] = {
     "patched": {},
     "fused": {"fuse": True},
+    "tuned": {"fuse": True},
     "always": {"fuse": True, "always": True},
 }
 """What `tilewise.patch` is told."""
+LINES = 15
+"""Of a profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model and what it is fed with."""
+class Job:
+    """One model, task and batch, in all modes."""
 
-    name: str
-    build: Callable[[], Any]
-    feed: Callable[[int], tuple[Any, ...]]
-    tasks: tuple[str, ...] = TASKS
-    batches: tuple[int, ...] = ()
-    """Its own, where `--batch` means nothing to it."""
-    is_image: bool = True
+    model: str
+    task: str
+    batch: int
 
 
 @dataclass(kw_only=True)
@@ -56,6 +70,8 @@ class Times:
     """Of one side."""
 
     ms: float
+    host_ms: float
+    """Until all is launched."""
     first_s: float
     memory_gb: float
     ratio: float = 1.0
@@ -64,6 +80,10 @@ class Times:
     """Of the ratio from round to round, relatively."""
     apart: float = 0.0
     """Largest difference of results over the largest result."""
+    gradients_apart: float = 0.0
+    """The same of the first parameter's gradient, by norms."""
+    served: dict[str, int] = field(default_factory=dict)
+    """Layers by who serves them."""
 
 
 @dataclass(kw_only=True)
@@ -77,136 +97,7 @@ class Row:
     failed: str = ""
 
 
-def images(batch: int) -> tuple[Any, ...]:
-    import torch
-
-    x = torch.randn(batch, 3, 224, 224, device="cuda")
-    return (x.to(memory_format=torch.channels_last),)
-
-
-def vision(name: str) -> Case:
-    def build() -> Any:
-        import torchvision
-
-        return getattr(torchvision.models, name)(weights=None)
-
-    return Case(name=name, build=build, feed=images)
-
-
-def llama(layers: int = 4, hidden: int = 4096, inner: int = 14336, heads: int = 32) -> Any:
-    """A decoder of Llama's shape: grouped attention over a cache, gated MLP, RMS norms."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.size = hidden // heads
-            self.qkv = nn.Linear(hidden, hidden + 2 * 8 * self.size, bias=False)
-            self.out = nn.Linear(hidden, hidden, bias=False)
-            self.gate = nn.Linear(hidden, inner, bias=False)
-            self.up = nn.Linear(hidden, inner, bias=False)
-            self.down = nn.Linear(inner, hidden, bias=False)
-            self.before, self.after = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            batch, tokens, _ = x.shape
-            q, k, v = self.qkv(self.before(x)).split([hidden, 8 * self.size, 8 * self.size], -1)
-            q, k, v = (t.view(batch, tokens, -1, self.size).transpose(1, 2) for t in (q, k, v))
-            seen = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=tokens > 1, enable_gqa=True
-            )
-            x = x + self.out(seen.transpose(1, 2).reshape(batch, tokens, hidden))
-            y = self.after(x)
-            return x + self.down(functional.silu(self.gate(y)) * self.up(y))
-
-    return nn.Sequential(*(Layer() for _ in range(layers)))
-
-
-def unet_block() -> Any:
-    """A residual block of an image diffusion model: group norms, two 3x3 layers, a shortcut."""
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self, channels: int, out: int) -> None:
-            super().__init__()
-            self.first = nn.Sequential(
-                nn.GroupNorm(32, channels), nn.SiLU(), nn.Conv2d(channels, out, 3, padding=1)
-            )
-            self.second = nn.Sequential(
-                nn.GroupNorm(32, out), nn.SiLU(), nn.Conv2d(out, out, 3, padding=1)
-            )
-            self.shortcut = nn.Conv2d(channels, out, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.shortcut(x) + self.second(self.first(x))
-
-    return nn.Sequential(Block(320, 640), Block(640, 640))
-
-
-def video_decoder() -> Any:
-    """The causal 3-D decoder of a video autoencoder: 3x3x3 layers that see no later frame."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    class Causal(nn.Conv3d):
-        def __init__(self, channels: int, out: int) -> None:
-            super().__init__(channels, out, 3, padding=(0, 1, 1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(functional.pad(x, (0, 0, 0, 0, 2, 0)))
-
-    class Block(nn.Module):
-        def __init__(self, channels: int, out: int) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.SiLU(), Causal(channels, out), nn.SiLU(), Causal(out, out))
-            self.shortcut = nn.Conv3d(channels, out, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.shortcut(x) + self.body(x)
-
-    up = [nn.Upsample(scale_factor=(1, 2, 2), mode="nearest") for _ in range(2)]
-    return nn.Sequential(
-        Causal(16, 384), Block(384, 384), up[0], Block(384, 192), up[1], Block(192, 96)
-    )
-
-
-def cases() -> list[Case]:
-    def tokens(count: int) -> Callable[[int], tuple[Any, ...]]:
-        import torch
-
-        return lambda batch: (torch.randn(batch, count, 4096, device="cuda", dtype=torch.bfloat16),)
-
-    def features(*shape: int) -> Callable[[int], tuple[Any, ...]]:
-        import torch
-
-        layout = torch.channels_last if len(shape) == 3 else torch.channels_last_3d
-        return lambda batch: (torch.randn(batch, *shape, device="cuda").to(memory_format=layout),)
-
-    names = ("resnet50", "resnext50_32x4d", "convnext_tiny", "efficientnet_b0", "vit_b_16")
-    only = ("inference",)
-    return [
-        *map(vision, names),
-        Case(name="unet_block", build=unet_block, feed=features(320, 64, 64), batches=(8,)),
-        Case(
-            name="video_decoder", build=video_decoder, feed=features(16, 9, 60, 60),
-            tasks=only, batches=(1,),
-        ),
-        Case(
-            name="llama_decode", build=llama, feed=tokens(1), tasks=only, batches=(1, 16, 64),
-            is_image=False,
-        ),
-        Case(
-            name="llama_prefill", build=llama, feed=tokens(2048), tasks=only, batches=(1,),
-            is_image=False,
-        ),
-    ]  # fmt: skip
-
-
-def stepper(model: Any, case: Case, task: str, mode: str) -> Callable[..., Any]:
+def stepper(model: Any, task: str, mode: str, device: str) -> Callable[..., Any]:
     """One step of the model as users write it; gives the result, or the loss."""
     import torch
 
@@ -214,17 +105,17 @@ def stepper(model: Any, case: Case, task: str, mode: str) -> Callable[..., Any]:
     run = torch.compile(model, mode=compiled) if compiled else model
     if task == "inference":
 
-        def infer(*inputs: Any) -> Any:
+        def infer(x: Any) -> Any:
             with torch.no_grad():
-                return run(*inputs)
+                return run(x)
 
         return infer
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=True)
 
-    def train(*inputs: Any) -> Any:
+    def train(x: Any) -> Any:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = run(*inputs).float().square().mean()
+        with torch.autocast(device, torch.bfloat16):
+            loss = run(x).float().square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -235,100 +126,163 @@ def stepper(model: Any, case: Case, task: str, mode: str) -> Callable[..., Any]:
 class Side:
     """PyTorch's model or ours, ready to be timed."""
 
-    def __init__(self, model: Any, case: Case, task: str, mode: str, inputs: Any) -> None:
+    def __init__(self, model: Any, job: Job, mode: str, x: Any) -> None:
         import torch
 
-        self.inputs = inputs
-        step = stepper(model, case, task, mode)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
+        self.device, self.model = x.device.type, model
+        torch.manual_seed(0)  # what a step draws, every side draws
+        step = stepper(model, job.task, mode, self.device)
+        self.call: Callable[[], Any] = lambda: step(x)
+        self.wait()
+        before = self._memory("memory_allocated")
         start = time.perf_counter()
-        self.result = step(*inputs).float().clone()
-        torch.cuda.synchronize()
+        self.result = step(x).float().clone()
+        self.wait()
         self.first_s = time.perf_counter() - start
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(3):
-            step(*inputs)
-        torch.cuda.synchronize()
-        self.memory_gb = (torch.cuda.max_memory_allocated() - before) / 1e9
-        self.call: Callable[[], Any] = lambda: step(*inputs)
-        if mode == "graph":
-            self.call = self._captured()
+        first = next(model.parameters()).grad
+        self.gradient = None if first is None else first.float().clone()
+        self._memory("reset_peak_memory_stats")
+        for _ in range(2):
+            self.call()
+        self.wait()
+        self.memory_gb = ((self._memory("max_memory_allocated") or 0) - (before or 0)) / 1e9
 
-    def _captured(self) -> Callable[[], Any]:
+    def wait(self) -> None:
         import torch
 
-        step = self.call
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _memory(self, what: str) -> Any:
+        import torch
+
+        return getattr(torch.cuda, what)() if self.device == "cuda" else 0
+
+    def capture(self, pool: Any) -> None:
+        """Lets calls replay a CUDA graph; sides take turns, so one pool of memory is enough."""
+        import torch
+
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        replay: Callable[[], Any] = graph.replay
-        return replay
-
-    def time_ms(self) -> float:
-        import torch
-
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(STEPS):
             self.call()
-        torch.cuda.synchronize()
-        return 1000 * (time.perf_counter() - start) / STEPS
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.call()
+        self.call = graph.replay
+
+    def time_ms(self, steps: int) -> tuple[float, float]:
+        """A step, and how long the host has to do with it."""
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.call()
+        free = time.perf_counter()
+        self.wait()
+        return tuple(1e3 * (at - start) / steps for at in (time.perf_counter(), free))
 
 
-def run(case: Case, task: str, mode: str, batch: int, names: Sequence[str], tell: bool) -> Row:
+def models_of(job: Job, case: Any, names: Sequence[str], x: Any) -> list[tuple[Any, float]]:
+    """PyTorch's and one for each side, and how long patching took."""
     import torch
 
     import tilewise
 
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True
-    torch._dynamo.reset()
-    model = case.build().cuda()
-    if case.is_image:
-        layout = torch.channels_last_3d if case.name == "video_decoder" else torch.channels_last
-        model = model.to(memory_format=layout)
-    model = model.train() if task == "training" else model.eval().to(torch.bfloat16)
-    inputs = case.feed(batch)
-    if task == "inference":
-        inputs = tuple(x.to(torch.bfloat16) for x in inputs)
-    models = [model, *(tilewise.patch(deepcopy(model), **SIDES[name]) for name in names)]
-    sides = []
-    for one in models:
-        if mode == "compile":  # a side compiles when it is made
-            tilewise.choose_in_compile(one is not model)
-        sides.append(Side(one, case, task, mode, inputs))
-    times: list[list[float]] = [[] for _ in sides]
+    with torch.device(x.device):  # weights are drawn where that is quick
+        model = case.build()
+    if len(case.sample) > 2:
+        model = model.to(memory_format=case.layout)
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):  # as trained ones are
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.running_mean, 0.0, 0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+    model = model.train() if job.task == "training" else model.eval().to(torch.bfloat16)
+    made = [(model, 0.0)]
+    for name in names:
+        other = deepcopy(model)
+        if name == "tuned":
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=job.task == "training"):
+                tilewise.tune(deepcopy(model), x)
+        start = time.perf_counter()
+        tilewise.patch(other, **SIDES[name])
+        made.append((other, time.perf_counter() - start))
+    return made
+
+
+def run(job: Job, case: Any, mode: str, names: Sequence[str], x: Any, kept: dict[str, Any]) -> Row:
+    """One row; eager sides are kept for graphs, which need no second first step."""
+    import torch
+
+    import tilewise
+
+    sides: list[Side] = kept.get("eager", []) if mode in ("eager", "graph") else []
+    if not sides:
+        if not kept.get("models"):
+            kept["models"] = models_of(job, case, names, x)
+        torch._dynamo.reset()
+        for at, (one, patch_s) in enumerate(kept["models"]):
+            if mode == "compile":  # a side compiles when it is made
+                tilewise.choose_in_compile(at > 0)
+            sides.append(Side(one, job, mode, x))
+            sides[-1].first_s += patch_s
+        if mode == "compile":
+            tilewise.choose_in_compile(False)
+        if mode in ("eager", "graph"):
+            kept["eager"] = sides
+        else:
+            kept.clear()  # their parameters have moved
+    if mode == "graph":
+        pool = torch.cuda.graph_pool_handle()
+        for side in sides:
+            side.capture(pool)
+        kept.clear()
+    return timed(job, mode, names, sides)
+
+
+def timed(job: Job, mode: str, names: Sequence[str], sides: Sequence[Side]) -> Row:
+    once = max(side.time_ms(1)[0] for side in sides)
+    steps = max(1, round(TURN_S * 1e3 / once))
+    times: list[list[tuple[float, float]]] = [[] for _ in sides]
     for turn in range(ROUNDS):
         order = range(len(sides))
         for index in order if turn % 2 == 0 else reversed(order):
-            times[index].append(sides[index].time_ms())
-    if tell:
-        print(tilewise.layers(models[-1]), file=sys.stderr)
+            times[index].append(sides[index].time_ms(steps))
     taken = zip(sides, times, strict=True)
     first, *rest = (compared(side, of_side, sides[0], times[0]) for side, of_side in taken)
-    row = Row(model=case.name, task=task, mode=mode, batch=batch, torch=first)
+    row = Row(model=job.model, task=job.task, mode=mode, batch=job.batch, torch=first)
     row.sides = dict(zip(names, rest, strict=True))
     return row
 
 
-def compared(side: Side, taken: list[float], plain: Side, plainly: list[float]) -> Times:
+def compared(side: Side, taken: Any, plain: Side, plainly: Any) -> Times:
     """One side's figures beside PyTorch's."""
-    ratios = sorted(a / b for a, b in zip(plainly, taken, strict=True))
+    import tilewise
+
+    ratios = sorted(a[0] / b[0] for a, b in zip(plainly, taken, strict=True))
     middle = statistics.median(ratios)
     largest = plain.result.abs().max().clamp(min=1e-30)
+    gradients = 0.0
+    if side.gradient is not None and plain.gradient is not None:
+        norm = plain.gradient.norm().clamp(min=1e-30)
+        gradients = float((side.gradient - plain.gradient).norm() / norm)
+    served: Counter[str] = Counter()
+    for row in tilewise.layers(side.model):
+        by, fused = ("tilewise" if row.served.is_ours else "PyTorch"), "; with " in row.served.why
+        served[by + ", fused" * fused] += 1
     return Times(
-        ms=statistics.median(taken),
+        ms=statistics.median(ms for ms, _ in taken),
+        host_ms=statistics.median(ms for _, ms in taken),
         first_s=side.first_s,
         memory_gb=side.memory_gb,
         ratio=middle,
         spread=(ratios[-1] - ratios[0]) / middle,
         apart=float((side.result - plain.result).abs().max() / largest),
+        gradients_apart=gradients,
+        served=dict(served),
     )
 
 
@@ -336,71 +290,227 @@ def shown(row: Row) -> str:
     name = f"{row.model:16} {row.task:9} {row.mode:12} {row.batch:4}"
     if row.failed or row.torch is None:
         return f"{name}  failed: {row.failed}"
-    head = (
-        f"{name}  PyTorch {row.torch.ms:8.2f} ms  first {row.torch.first_s:5.1f} s  "
-        f"memory {row.torch.memory_gb:5.1f} GB"
-    )
-    lines = [
-        f"{'':44}  {side:7} {t.ms:8.2f} ms  first {t.first_s:5.1f} s  memory {t.memory_gb:5.1f} GB"
-        f"  {t.ratio:6.3f} +-{t.spread:5.1%}  apart {t.apart:.1e}"
-        for side, t in row.sides.items()
-    ]
-    return "\n".join((head, *lines))
+
+    def figures(t: Times) -> str:
+        return (
+            f"{t.ms:8.2f} ms  host {t.host_ms:7.2f}  first {t.first_s:5.1f} s  "
+            f"memory {t.memory_gb:5.2f} GB"
+        )
+
+    lines = [f"{name}  PyTorch {figures(row.torch)}"]
+    for side, t in row.sides.items():
+        by = ", ".join(f"{count} by {who}" for who, count in sorted(t.served.items()))
+        lines.append(
+            f"{'':44}  {side:7} {figures(t)}  x{t.ratio:5.3f} +-{t.spread:5.1%}  "
+            f"apart {t.apart:.1e} / {t.gradients_apart:.1e}  {by}"
+        )
+    return "\n".join(lines)
+
+
+def profile(side: Side, steps: int = 3) -> str:
+    """Where the device's time goes, by kernel."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+
+    is_gpu = side.device == "cuda"
+    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
+    wanted = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    from torch.profiler import profile as record
+
+    with record(activities=wanted) as taken:
+        for _ in range(steps):
+            side.call()
+        side.wait()
+    found = []
+    for event in taken.key_averages():
+        if event.device_type == kind:
+            us = event.self_device_time_total if is_gpu else event.self_cpu_time_total
+            found.append((us / steps / 1e3, event.count / steps, event.key))
+    total = sum(ms for ms, _, _ in found) or 1.0
+    lines = [f"  {total:.2f} ms of {'kernels' if is_gpu else 'operators'} in a step"]
+    for ms, count, name in sorted(found, reverse=True)[:LINES]:
+        lines.append(f"  {ms:8.3f} ms {ms / total:6.1%} {count:7.1f} x  {name[:100]}")
+    return "\n".join(lines)
+
+
+def work(args: argparse.Namespace, jobs: Sequence[Job]) -> None:
+    """All jobs, one after the other, in this process."""
+    import torch
+    from model_cases import cases
+
+    import tilewise
+
+    known = {case.name: case for case in cases(args.tiny)}
+    torch.backends.cudnn.benchmark = True
+    names = args.sides.split(",")
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    tell(args, {"on": {"device": where, "torch": torch.__version__}})
+    for job in jobs:
+        tell(args, {"start": asdict(job)})
+        kept: dict[str, Any] = {}
+        for mode in args.modes.split(","):
+            row = Row(model=job.model, task=job.task, mode=mode, batch=job.batch)
+            try:
+                x = known[job.model].feed(job.batch, args.device)
+                x = x.to(torch.bfloat16) if job.task == "inference" else x
+                row = run(job, known[job.model], mode, names, x, kept)
+            except Exception as error:  # one model's failure is a row, not the end
+                row.failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                kept.clear()
+            print(shown(row), flush=True)
+            sides = kept.get("eager", [])
+            if args.layers and mode == "eager" and sides:
+                print(tilewise.layers(sides[-1].model), flush=True)
+            if args.profile and mode == "eager" and sides:
+                for name, side in zip(("PyTorch", *names), sides, strict=True):
+                    told = f"{job.model} {job.task} {job.batch}, {name}:\n{profile(side)}"
+                    print(told, flush=True)
+            tell(args, asdict(row))
+            if "CUDA error" in row.failed:
+                os._exit(3)  # nothing runs in this process any more
+        kept.clear()
+        x = sides = None
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def tell(args: argparse.Namespace, what: dict[str, Any]) -> None:
+    """Appends a line for whoever watches."""
+    with Path(args.notes).open("a") as file:
+        file.write(json.dumps(what) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def jobs_of(args: argparse.Namespace) -> list[Job]:
+    """What is asked for, the most telling first."""
+    from model_cases import cases
+
+    batches = tuple(map(int, args.batch.split(",")))
+    found = []
+    for case in cases(args.tiny):
+        for task in args.tasks.split(","):
+            if args.only in case.name and task in case.tasks:
+                sizes = case.batches or batches
+                found += [Job(model=case.name, task=task, batch=batch) for batch in sizes]
+    own = {case.name: case.batches for case in cases(args.tiny)}
+
+    def rank(job: Job) -> tuple[int, int]:
+        if own[job.model]:
+            return 1, 0
+        late = job.model == "vit_b_16"
+        return 2 * batches.index(job.batch) + late, TASKS.index(job.task)
+
+    return sorted(found, key=rank)
+
+
+def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
+    """Runs jobs in a process of their own, started again behind one that breaks it."""
+    end = time.monotonic() + 60 * args.minutes
+    notes, read, broken = Path(args.notes), 0, 0
+    while jobs and time.monotonic() < end:
+        asked = json.dumps([asdict(job) for job in jobs])
+        command = [sys.executable, __file__, *sys.argv[1:], "--notes", args.notes, "--jobs", asked]
+        child = subprocess.Popen(command, start_new_session=True)
+        current, since, rows = None, time.monotonic(), 0
+        while True:
+            is_over = child.poll() is not None
+            lines = notes.read_text().splitlines()
+            for line in lines[read:]:
+                told = json.loads(line)
+                since = time.monotonic()
+                if "on" in told:
+                    args.on = told["on"]
+                elif "start" in told:
+                    current, rows = Job(**told["start"]), 0
+                    jobs = [job for job in jobs if job != current]
+                else:
+                    rows += 1
+                    keep(args, told)
+            read = len(lines)
+            if is_over:
+                break
+            late = time.monotonic() - since > HANGS_S
+            if late or (time.monotonic() > end and rows == len(args.modes.split(","))):
+                os.killpg(child.pid, signal.SIGKILL)  # its own group: what it started goes too
+                child.wait()
+                broken += late
+                if late and current is not None:
+                    lost(args, current, rows, f"no row within {HANGS_S} s")
+                current = None
+                if not late:
+                    break
+            time.sleep(0.05)
+        if child.returncode not in (0, 3, -signal.SIGKILL) and current is not None:
+            broken += 1
+            lost(args, current, rows, f"the process ended with {child.returncode}")
+        if current is None and child.returncode not in (0, -signal.SIGKILL):
+            return child.returncode  # it never came to a job
+    for job in jobs:
+        print(f"{job.model} {job.task} {job.batch}: left out, {args.minutes:g} minutes are over")
+    return 1 if broken else 0
+
+
+def keep(args: argparse.Namespace, row: dict[str, Any]) -> None:
+    with Path(args.out).open("a") as file:
+        file.write(json.dumps(args.on | row) + "\n")
+
+
+def lost(args: argparse.Namespace, job: Job, rows: int, why: str) -> None:
+    mode = args.modes.split(",")[min(rows, len(args.modes.split(",")) - 1)]
+    row = Row(model=job.model, task=job.task, mode=mode, batch=job.batch, failed=why)
+    keep(args, asdict(row))
+    print(shown(row), flush=True)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="no case starts after these")
     parser.add_argument("--only", default="", help="models with this in their name")
-    parser.add_argument("--modes", default="eager,graph,compile")
+    parser.add_argument("--modes", default="eager,graph", help=",".join(MODES))
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--batch", default="64", help="images of a step, several by commas")
+    parser.add_argument("--batch", default="256,64", help="images of a step, several by commas")
     parser.add_argument("--sides", default="patched,fused", help="what stands beside PyTorch's")
     parser.add_argument("--layers", action="store_true", help="who serves each, of the last side")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by kernel")
+    parser.add_argument("--out", default="whole_models.jsonl", help="where rows are appended")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="stand-ins, to try the benchmark out")
+    parser.add_argument("--jobs", help=argparse.SUPPRESS)
+    parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def why_wrong(args: argparse.Namespace) -> str | None:
+    for what, known in (("modes", MODES), ("tasks", TASKS), ("sides", tuple(SIDES))):
+        if set(getattr(args, what).split(",")) - set(known):
+            return f"--{what} takes {','.join(known)}"
+    if not all(text.isdecimal() and int(text) for text in args.batch.split(",")):
+        return "--batch takes numbers, by commas"
+    if args.device == "cpu" and "graph" in args.modes.split(","):
+        return "--modes graph needs a GPU"
+    try:
+        import torch
+    except ImportError:
+        return "it needs PyTorch"
+    if args.device == "cuda" and not torch.cuda.is_available():
+        return "it needs a GPU; --device cpu --tiny --modes eager tries it out"
+    return None
 
 
 def main() -> int:
     args = arguments()
-    modes, tasks, sides = (text.split(",") for text in (args.modes, args.tasks, args.sides))
-    asked = (("--modes", modes, MODES), ("--tasks", tasks, TASKS), ("--sides", sides, tuple(SIDES)))
-    for what, given, known in asked:
-        if set(given) - set(known):
-            print(f"whole_models: {what} takes {','.join(known)}", file=sys.stderr)
-            return 2
-    if not all(text.isdecimal() for text in args.batch.split(",")):
-        print("whole_models: --batch takes numbers, by commas", file=sys.stderr)
+    if args.jobs:
+        work(args, [Job(**job) for job in json.loads(args.jobs)])
+        return 0
+    why = why_wrong(args)
+    if why is not None:
+        print(f"whole_models: {why}", file=sys.stderr)
         return 2
-    batches = tuple(map(int, args.batch.split(",")))
-    try:
-        import torch
-
-        is_there = torch.cuda.is_available()
-    except ImportError:
-        is_there = False
-    if not is_there:
-        print("whole_models: it needs PyTorch and a GPU", file=sys.stderr)
-        return 2
-    rows = []
-    for case in cases():
-        if args.only not in case.name:
-            continue
-        for task in (t for t in case.tasks if t in tasks):
-            for mode in modes:
-                for batch in case.batches or batches:
-                    try:
-                        row = run(case, task, mode, batch, sides, args.layers)
-                    except Exception as error:  # one model's failure is a row, not the end
-                        row = Row(model=case.name, task=task, mode=mode, batch=batch)
-                        row.failed = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-                    torch.cuda.empty_cache()
-                    rows.append(row)
-                    if not args.json:
-                        print(shown(row), flush=True)
-    if args.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                          "rows": [asdict(row) for row in rows]}))  # fmt: skip
-    return 0
+    jobs = jobs_of(args)
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as notes:
+        args.notes = notes.name
+        return supervise(args, jobs)
 
 
 if __name__ == "__main__":
