@@ -44,6 +44,7 @@ class CudaTimer(Timer):
         self._sum = torch.zeros((), dtype=torch.float32, device="cuda")
         self._events: list[tuple[Any, Any]] = []
         self._pauses = 0
+        self._stream = torch.cuda.Stream()
 
     def settle(self, call: Call) -> float:
         """Also looks how long a launch keeps the host, which has to stay ahead of the device."""
@@ -71,17 +72,24 @@ class CudaTimer(Timer):
         return [1000 * s.elapsed_time(e) / inner for s, e in self._events[:count]]
 
     def prepare(self, call: Call) -> Call:
+        """The call as a graph, captured by hand.
+
+        PyTorch's own context collects garbage and gives all free memory back before each capture,
+        which takes longer than most kernels are timed for.
+        """
         if self.policy.launch == "eager":
             return call
         torch = self.torch
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()  # whatever the first call sets up must not be captured
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
+        with torch.cuda.stream(self._stream):
+            call()  # whatever the first call sets up must not be captured
+            graph.capture_begin()
+            try:
+                call()
+            finally:
+                graph.capture_end()
+        torch.cuda.synchronize()
         replay: Call = graph.replay
         return replay
 
@@ -107,6 +115,7 @@ class CudaBench(Bench):
 
     def lay_out(self, problem: Problem) -> Workpiece:
         torch = self.torch
+        torch.cuda.empty_cache()  # what the last problem's graphs held
         op = get_op(problem.op)
         shapes, storages = op.shapes(problem), op.storage(problem)
         operands = []

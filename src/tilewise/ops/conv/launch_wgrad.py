@@ -78,7 +78,8 @@ def _parts(tiles: int, steps: int, blocks: int) -> int:
         return 1
     if blocks % tiles == 0 and steps % (blocks // tiles) == 0:
         return blocks // tiles
-    return (blocks * steps - 1) // (tiles * steps) + 2
+    least = tiles * steps // blocks
+    return (steps - 2) // least + 2
 
 
 def _columns(k: DenseConvKernel, p: ConvProblem) -> int:

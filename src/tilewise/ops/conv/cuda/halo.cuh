@@ -38,7 +38,7 @@ static_assert(tile_blocks == group_blocks * MATH_GROUPS, "math groups take whole
 
 using PatchRing = Ring<PATCHES>;
 using FilterRing = Ring<STAGES, CLUSTER>;
-using Tiles = Schedule<CLUSTER, true>;
+using Tiles = Schedule<CLUSTER, true, SUM != SUM_DIRECT>;
 using Room = Staging<STORE_BUFFERS>;  // for each math group
 
 // The blocks of 8 x 8 pixels of all images.
@@ -50,9 +50,10 @@ struct Blocks {
   DEVICE int count() const { return images * walk.size_d * lines() * columns(); }
   // The first pixel of a block; its image lies beyond the last one where there is no such block.
   DEVICE Pixel first(int block) const {
-    const int line = block / columns(), plane = line / lines();
-    return {plane / walk.size_d, plane % walk.size_d, line % lines() * side,
-            block % columns() * side};
+    const u32 line = (u32)block / (u32)columns(), plane = line / (u32)lines();
+    const u32 image = walk.size_d > 1 ? plane / (u32)walk.size_d : plane;
+    return {(int)image, (int)(plane - image * walk.size_d), (int)(line - plane * lines()) * side,
+            (int)(block - line * columns()) * side};
   }
 };
 
@@ -115,6 +116,8 @@ struct Loader {
   // when the math groups have begun this step: STAGES taps behind the filter's.
   DEVICE void run(u32 thread) const {
     if (thread % 32 != 0 || thread / 32 >= LOAD_WARPS) return;
+    prefetch_map(image_map);
+    prefetch_map(filter_map);
     const int first = blockIdx.x / CLUSTER;
     Cursor<PATCHES> patch;
     Turn turn;

@@ -10,6 +10,7 @@
 // Macros: ELEMENT, RESULT, TILE_H, TILE_W, STAGES, LOAD_WARPS, SPATIAL, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM.
 #pragma once
 #include "conv/cuda/filter_sums.cuh"
+#include "conv/cuda/shares.cuh"
 #include "conv/cuda/walk.cuh"
 #include "cuda/ring.cuh"
 
@@ -37,15 +38,17 @@ struct Schedule {
   };
   DEVICE int count() const { return channel_tiles * filter_tiles * depths * groups * splits; }
   DEVICE Work work(int index) const {
-    const int filter = index / channel_tiles, deep = filter / filter_tiles, group = deep / depths;
-    const int split = group / groups;
-    return {index % channel_tiles * 64,
-            filter % filter_tiles * 64,
-            deep % depths,
-            group % groups,
-            split,
-            (int)((i64)steps * split / splits),
-            (int)((i64)steps * (split + 1) / splits)};
+    const u32 filter = (u32)index / (u32)channel_tiles, deep = filter / (u32)filter_tiles;
+    const u32 group = depths > 1 ? deep / (u32)depths : deep;
+    const u32 split = groups > 1 ? group / (u32)groups : group;
+    const Shares parts(steps, splits);
+    return {(int)(index - filter * channel_tiles) * 64,
+            (int)(filter - deep * filter_tiles) * 64,
+            (int)(deep - group * depths),
+            (int)(group - split * groups),
+            (int)split,
+            parts.first(split),
+            parts.first(split + 1)};
   }
 };
 
@@ -57,9 +60,10 @@ struct PixelTiles {
   DEVICE int columns() const { return (walk.size_w + TILE_W - 1) / TILE_W; }
   DEVICE int count() const { return images * walk.size_d * lines() * columns(); }
   DEVICE Pixel first(int tile) const {
-    const int line = tile / columns(), plane = line / lines();
-    return {plane / walk.size_d, plane % walk.size_d, line % lines() * TILE_H,
-            tile % columns() * TILE_W};
+    const u32 line = (u32)tile / (u32)columns(), plane = line / (u32)lines();
+    const u32 image = walk.size_d > 1 ? plane / (u32)walk.size_d : plane;
+    return {(int)image, (int)(plane - image * walk.size_d), (int)(line - plane * lines()) * TILE_H,
+            (int)(tile - line * columns()) * TILE_W};
   }
   // Of the tile behind the one that begins at `at`.
   DEVICE Pixel next(Pixel at) const {

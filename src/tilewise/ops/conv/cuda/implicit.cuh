@@ -50,7 +50,7 @@ static_assert(!PINGPONG || MATH_GROUPS == 2, "two groups take turns");
 using StageRing = Ring<STAGES, CLUSTER>;
 using Place = Cursor<STAGES>;
 
-using Tiles = Schedule<CLUSTER, SHARE_FILTER>;
+using Tiles = Schedule<CLUSTER, SHARE_FILTER, SUM != SUM_DIRECT>;
 using Room = Staging<STORE_BUFFERS>;  // for each math group
 
 #if LOADER == LOAD_GATHER

@@ -38,8 +38,9 @@ struct Loader {
     for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {
       const Tiles::Work work = schedule.work(index, rank);
       const Pixel corner = walk.corner(walk.pixel(first_pixel(work)));
-      Tap tap(walk, work.first / blocks);
-      int block = work.first % blocks;
+      const int skipped = SUM == SUM_DIRECT ? 0 : work.first / blocks;
+      Tap tap(walk, skipped);
+      int block = work.first - skipped * blocks;
       for (int step = work.first; step < work.last; step++) {
         const u32 to = stages + at.stage * stage_bytes;
         ring.wait_empty(at);

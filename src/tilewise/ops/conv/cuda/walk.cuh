@@ -22,8 +22,10 @@ struct Walk {
 
   DEVICE int taps() const { return taps_d * taps_h * taps_w; }
   DEVICE Pixel pixel(int row) const {
-    const int line = row / size_w, plane = line / size_h;
-    return {plane / size_d, plane % size_d, line % size_h, row % size_w};
+    const u32 line = (u32)row / (u32)size_w, plane = line / (u32)size_h;
+    const u32 image = size_d > 1 ? plane / (u32)size_d : plane;
+    return {(int)image, (int)(plane - image * size_d), (int)(line - plane * size_h),
+            (int)(row - line * size_w)};
   }
   // The pixel as many rows behind `at` as `by` is behind the first: no divisions.
   DEVICE Pixel plus(Pixel at, Pixel by) const {
@@ -46,10 +48,13 @@ struct Walk {
 // One tap, and its distance from the window's corner.
 struct Tap {
   int z, y, x;
-  DEVICE Tap(const Walk& walk, int index)
-      : z(index / (walk.taps_w * walk.taps_h)),
-        y(index / walk.taps_w % walk.taps_h),
-        x(index % walk.taps_w) {}
+  DEVICE Tap(const Walk& walk, int index) : z(0), y(0), x(0) {
+    if (index == 0) return;
+    const u32 line = (u32)index / (u32)walk.taps_w;
+    z = line / (u32)walk.taps_h;
+    y = line - z * walk.taps_h;
+    x = index - line * walk.taps_w;
+  }
   DEVICE void next(const Walk& walk) {
     if (++x < walk.taps_w) return;
     x = 0;

@@ -14,6 +14,7 @@
 // STREAM; with TMA GRADIENT_ROWS (dy is a matrix without gaps between images), gathering VECTOR.
 #pragma once
 #include "conv/cuda/filter_sums.cuh"
+#include "conv/cuda/shares.cuh"
 #include "conv/cuda/walk.cuh"
 #include "cuda/ring.cuh"
 
@@ -45,10 +46,11 @@ struct Entries {
   // Columns of the product, what fills up blocks included.
   DEVICE int columns() const { return is_gathering ? taps * channels : taps * blocks() * 64; }
   DEVICE int tap(int column) const {
-    return is_gathering ? column / channels : column / 64 / blocks();
+    return is_gathering ? (u32)column / (u32)channels : (u32)column / 64 / (u32)blocks();
   }
   DEVICE int channel(int column) const {
-    return is_gathering ? column % channels : column / 64 % blocks() * 64 + column % 64;
+    return is_gathering ? (u32)column % (u32)channels
+                        : (u32)column / 64 % (u32)blocks() * 64 + column % 64;
   }
 };
 
@@ -70,32 +72,30 @@ struct Schedule {
   DEVICE int stride() const { return STREAM ? 1 : (int)gridDim.x; }
   DEVICE int count() const {
     if (!STREAM) return tiles() * splits;
-    return (int)((share(blockIdx.x + 1) - 1) / steps - share(blockIdx.x) / steps) + 1;
+    const Shares shares = of_blocks();
+    return ((u32)shares.first(blockIdx.x + 1) - 1) / steps - (u32)shares.first(blockIdx.x) / steps + 1;
   }
   DEVICE Work work(int index) const {
     if (!STREAM) {
-      const int tile = index % tiles(), split = index / tiles();
-      return at(tile, split, (int)((i64)steps * split / splits),
-                (int)((i64)steps * (split + 1) / splits), 0);
+      const u32 split = (u32)index / (u32)tiles();
+      const Shares parts(steps, splits);
+      return at(index - split * tiles(), split, parts.first(split), parts.first(split + 1), 0);
     }
-    const i64 from = share(blockIdx.x), to = share(blockIdx.x + 1);
-    const int tile = (int)(from / steps) + index;
-    const i64 start = (i64)tile * steps;
-    const int first = from > start ? (int)(from - start) : 0;
-    const int last = to < start + steps ? (int)(to - start) : steps;
-    const int split = (int)blockIdx.x - owner(start);
+    const Shares shares = of_blocks();
+    const int from = shares.first(blockIdx.x), to = shares.first(blockIdx.x + 1);
+    const int tile = (u32)from / (u32)steps + index, start = tile * steps;
+    const int first = from > start ? from - start : 0;
+    const int last = to < start + steps ? to - start : steps;
+    const int split = (int)blockIdx.x - shares.owner(start);
     return at(tile, split, first, last, last == steps ? splits - split - 1 : 0);
   }
-  DEVICE Work at(int tile, int split, int first, int last, int cleared) const {
-    const int rest = tile / column_tiles;
-    return {rest % row_tiles * TILE_M, tile % column_tiles * TILE_N, rest / row_tiles, split, first,
-            last, cleared};
+  DEVICE Work at(u32 tile, int split, int first, int last, int cleared) const {
+    const u32 rest = tile / (u32)column_tiles, group = rest / (u32)row_tiles;
+    return {(int)(rest - group * row_tiles) * TILE_M, (int)(tile - rest * column_tiles) * TILE_N,
+            (int)group, split, first, last, cleared};
   }
-  // The first step of a block's share, counted over all tiles, and the block whose share has a step.
-  DEVICE i64 share(u32 block) const { return (i64)tiles() * steps * block / gridDim.x; }
-  DEVICE int owner(i64 step) const {
-    return (int)(((step + 1) * gridDim.x - 1) / ((i64)tiles() * steps));
-  }
+  // The steps of all tiles, shared out to the blocks.
+  DEVICE Shares of_blocks() const { return {(u32)(tiles() * steps), gridDim.x}; }
 };
 
 #if LOADER == LOAD_GATHER
@@ -110,28 +110,34 @@ DEVICE void store(float (&sums)[row_blocks][group_columns / 2], const Sums& out,
                   const Entries& entries, const Schedule::Work& work, int first_row,
                   int first_column, u32 thread) {
   const u32 warp = thread / 32, lane = thread % 32;
+  const int columns = entries.columns();
 #pragma unroll
-  for (int j = 0; j < group_columns / 8; j++) {
-    const int column = work.column + first_column + 8 * j + 2 * (lane % 4);
-    const int channel = entries.channel(column);
-    if (column >= entries.columns() || channel >= out.channels) continue;
-    const i64 at = (i64)entries.tap(column) * out.channels + channel;
-    // Packed entries go on with the next tap; blocks of channels end.
-    const bool both =
-        is_gathering ? column + 1 < entries.columns() : channel + 1 < out.channels;
+  for (int panel = 0; panel < group_columns; panel += 64) {
+    // Of the panel's first column; where TMA brings them, all 64 are channels of one tap.
+    const int begin = work.column + first_column + panel;
+    const int block_tap = entries.tap(begin), block_channel = entries.channel(begin);
 #pragma unroll
-    for (int m = 0; m < row_blocks; m++)
+    for (int j = 0; j < 8; j++) {
+      const int column = begin + 8 * j + 2 * (lane % 4);
+      const int tap = is_gathering ? entries.tap(column) : block_tap;
+      const int channel = is_gathering ? column - tap * out.channels : block_channel + column - begin;
+      if (column >= columns || channel >= out.channels) continue;
+      const i64 at = (i64)tap * out.channels + channel;
+      // Packed entries go on with the next tap; blocks of channels end.
+      const bool both = is_gathering ? column + 1 < columns : channel + 1 < out.channels;
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int row = work.row + first_row + m * 64 + warp * 16 + half * 8 + lane / 4;
-        if (row >= out.filters) continue;
-        const int filter = work.group * out.filters + row;
-        out.store(sums[m][4 * j + 2 * half], sums[m][4 * j + 2 * half + 1], filter, at,
-                  out.is_even(), both, work.split);
-        if (STREAM && SUM == SUM_SLICES)
-          for (int i = 1; i <= work.cleared; i++)
-            out.store(0.f, 0.f, filter, at, out.is_even(), both, work.split + i);
-      }
+      for (int m = 0; m < row_blocks; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = work.row + first_row + m * 64 + warp * 16 + half * 8 + lane / 4;
+          if (row >= out.filters) continue;
+          const int filter = work.group * out.filters + row, i = panel / 2 + 4 * j + 2 * half;
+          out.store(sums[m][i], sums[m][i + 1], filter, at, out.is_even(), both, work.split);
+          if (STREAM && SUM == SUM_SLICES)
+            for (int behind = 1; behind <= work.cleared; behind++)
+              out.store(0.f, 0.f, filter, at, out.is_even(), both, work.split + behind);
+        }
+    }
   }
 }
 

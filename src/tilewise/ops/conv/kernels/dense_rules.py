@@ -172,6 +172,9 @@ def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None
     if p.g > 1 and min(channels(p)) < LEAST_GROUP:
         return f"its groups have at least {LEAST_GROUP} channels; others are for smaller ones"
     if k.is_weight:
+        tiles = -(-(p.k // p.g) // 64) * -(-(p.c // p.g) // 64) * p.taps * p.g
+        if k.persistent and tiles * -(-p.out_pixels // 64) > LARGEST:
+            return f"its blocks share out {LARGEST} steps at most"
         return None
     if k.cluster > 1 and k.share == "pixels" and channels(p)[1] <= k.tile_n:
         return "there are no two tiles of channels to share pixels"
