@@ -63,6 +63,34 @@ def test_another_text_is_another_toolchain(engine: str, file: str, tmp_path: Pat
     assert get_engine(engine).toolchain(moved) != before
 
 
+@pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_data", "conv_bwd_weight"])
+def test_a_family_is_told_by_the_files_its_launches_name(op: str) -> None:
+    arch = load_arch("sm_90")
+    module = get_op(op).module("launch")
+    for kernel in load_pool(get_op(op), arch, ["cuda"]):
+        made = module.launch(kernel, module.representative(kernel), arch)
+        assert {s.file for s in made.sources} <= {*module.cuda_files(op, kernel.family)}  # type: ignore[attr-defined]
+
+
+def test_a_kernel_written_anew_leaves_other_families_their_rows(tmp_path: Path) -> None:
+    op, engine = get_op("conv_fwd"), get_engine("cuda")
+    copy = tmp_path / op.folder.name
+    shutil.copytree(op.folder, copy)
+    moved = replace(op, folder=copy)
+
+    def all_of() -> dict[str, str]:
+        return {family: engine.toolchain(moved, family) for family in engine.families(moved)}
+
+    before = all_of()
+    assert before == {family: engine.toolchain(op, family) for family in before}
+    assert len(set(before.values())) >= 5
+    (copy / "launch_halo.py").write_text((copy / "launch_halo.py").read_text() + "\n")
+    after = all_of()
+    assert [family for family in before if before[family] != after[family]] == ["halo"]
+    (copy / "launch_pieces.py").write_text((copy / "launch_pieces.py").read_text() + "\n")
+    assert {"im2col", "gather"} <= {name for name in before if before[name] != all_of()[name]}
+
+
 def test_what_a_digest_is_of(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.hpp").write_text("1")

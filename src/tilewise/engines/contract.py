@@ -121,12 +121,16 @@ class Engine(ABC):
     """Whether `plan` takes an `epilogue` to fuse."""
 
     @abstractmethod
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         """What turns an op's kernels into machine code, with versions and a digest of sources.
 
         It is part of a measurement's identity: another compiler, or a kernel written anew, gives
-        other rows.
+        other rows. `family` is one of `families`, or empty for kernels of no such family.
         """
+
+    def families(self, op: Op) -> tuple[str, ...]:
+        """The families of the op's kernels whose sources can be told apart from the others'."""
+        return ()
 
     def tactic(self, problem: Problem, arch: Arch) -> Tactic:
         """How a vendor's library says it would serve a problem; empty where none can be asked."""

@@ -33,7 +33,7 @@ class ReplayEngine(Engine):
     name = "replay"
     kinds = ("cpu", "gpu")
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         raise ExecutionError("a recording has the toolchains of its rows")
 
     def __init__(self, rows: Iterable[Measurement]) -> None:

@@ -32,7 +32,7 @@ class VendorEngine(Engine):
     def __init__(self) -> None:
         self._answers: dict[Problem, Tactic] = {}
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         return with_sources(versions("numpy", "torch"), digest_of([op.folder / "vendor.py"]))
 
     def tactic(self, problem: Problem, arch: Arch) -> Tactic:

@@ -44,7 +44,7 @@ class CudaTimer(Timer):
         self._sum = torch.zeros((), dtype=torch.float32, device="cuda")
         self._events: list[tuple[Any, Any]] = []
         self._pauses = 0
-        self._stream = torch.cuda.Stream()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def settle(self, call: Call) -> float:
         """Also looks how long a launch keeps the host, which has to stay ahead of the device."""

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from tilewise.core.arch import Arch, load_arch
+from tilewise.core.kernel import Kernel
 from tilewise.errors import InputError
+
+
+def kernels_of(op: str, family: str = "") -> str:
+    """What an engine's kernels of an op go by, or those of a family that is told apart."""
+    return f"{op} {family}" if family else op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +27,18 @@ class DeviceInfo:
 
     arch: Arch
     toolchains: Mapping[str, Mapping[str, str]]
-    """Engine -> op -> what its kernels are compiled by and from."""
+    """Engine -> `kernels_of` -> what these are compiled by and from."""
     unavailable: Mapping[str, str]
     """Engine -> why it cannot run there."""
 
     @property
     def name(self) -> str:
         return self.arch.device or self.arch.name
+
+    def toolchain(self, kernel: Kernel) -> str:
+        """What a kernel is compiled by and from there."""
+        known, family = self.toolchains[kernel.engine], getattr(kernel, "family", "")
+        return known.get(kernels_of(kernel.op, family)) or known[kernel.op]
 
     def to_dict(self) -> dict[str, Any]:
         return {

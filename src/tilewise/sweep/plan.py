@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -70,8 +71,8 @@ class SweepPlan:
     """JSON, one per problem."""
     kernels: Sequence[Kernel]
     arch: Arch
-    settings: Mapping[str, Setting]
-    """By engine."""
+    settings: Sequence[Setting]
+    """Of each kernel."""
     policy: Policy
     why_unusable: WhyUnusable
     retry_failed: bool = False
@@ -84,8 +85,7 @@ class SweepPlan:
         object.__setattr__(self, "kernel_fields", tuple(k.to_dict() for k in self.kernels))
 
     def key(self, problem_key: str, kernel: int) -> str:
-        setting = self.settings[self.kernels[kernel].engine]
-        return setting.key(problem_key, self.kernel_keys[kernel])
+        return self.settings[kernel].key(problem_key, self.kernel_keys[kernel])
 
     def work(self, index: int, known: Known) -> Assignment:
         """What is left to do on one problem; an empty task where nothing is."""
@@ -176,7 +176,7 @@ class SweepPlan:
         return Measurement.of(
             self.problems[work.index],
             kernel,
-            self.settings[kernel.engine],
+            self.settings[at],
             labels=self.labels[work.index],
             stage=stage,
             attempt=attempt,
@@ -214,22 +214,20 @@ def make_plan(
     if not first:
         raise InputError("there is no problem to measure; give at least one")
     op = next(iter(first)).op
+    setting = partial(
+        Setting,
+        arch=device.arch.name,
+        device=device.name,
+        policy=policy,
+        figures=canonical_json(figures(device.arch)),
+    )
+    settings = {text: setting(toolchain=text) for text in map(device.toolchain, usable)}
     return SweepPlan(
         problems=list(first),
         labels=list(first.values()),
         kernels=usable,
         arch=device.arch,
-        settings={
-            engine: Setting(
-                arch=device.arch.name,
-                device=device.name,
-                toolchain=by_op[op],
-                policy=policy,
-                figures=canonical_json(figures(device.arch)),
-            )
-            for engine, by_op in device.toolchains.items()
-            if op in by_op
-        },
+        settings=[settings[device.toolchain(kernel)] for kernel in usable],
         policy=policy,
         why_unusable=why_unusable or get_op(op).why_unusable,
         retry_failed=retry_failed,

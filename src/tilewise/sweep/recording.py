@@ -16,6 +16,7 @@ from tilewise.data.store import Store
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import recorded_arch
+from tilewise.sweep.device_info import kernels_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Recording:
     arch: Arch
     """Under the recorded device's name."""
     toolchains: Mapping[str, Mapping[str, str]]
-    """By engine, then by op."""
+    """By engine, then by `kernels_of`."""
     policy: Policy
     pairs: frozenset[tuple[str, str]]
     """Keys of problem and kernel."""
@@ -52,8 +53,11 @@ class Recording:
             fits=lambda row: row.policy_key.startswith(policy),
         )
         toolchains: dict[str, dict[str, str]] = {}
+        families = {row.kernel_key: row.kernel_fields for row in rows}
+        families = {key: json.loads(text).get("family", "") for key, text in families.items()}
         for row in rows:
-            known = toolchains.setdefault(row.engine, {}).setdefault(row.op, row.toolchain)
+            unit = kernels_of(row.op, families[row.kernel_key])
+            known = toolchains.setdefault(row.engine, {}).setdefault(unit, row.toolchain)
             if row.toolchain != known:
                 raise InputError(
                     f"{path} mixes toolchains of the engine {row.engine}, {row.toolchain} and "

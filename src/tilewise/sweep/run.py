@@ -133,7 +133,7 @@ class _Run:
         self._read: dict[str, int] = {}
         """How much of each file of other runs is known, by name."""
         self._grown()  # before the reading: what is added meanwhile is looked at again
-        self.known = Known(store, plan.settings.values(), give_up_after=options.give_up_after)
+        self.known = Known(store, plan.settings, give_up_after=options.give_up_after)
         self._claims: dict[int, LockedFile] = {}
         self._queue: deque[int] = deque()
         self._todo: dict[int, int] = {}

@@ -31,7 +31,7 @@ from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, MachineError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device_info import DeviceInfo, as_arch, open_lock
+from tilewise.sweep.device_info import DeviceInfo, as_arch, kernels_of, open_lock
 from tilewise.sweep.recording import Recording
 
 MOST_OUTPUT_BYTES = 1 << 30
@@ -89,7 +89,11 @@ class Worker:
         return DeviceInfo(
             arch=as_arch(detect(self._kind), self.config.get("arch", "")),
             toolchains={
-                name: {op.name: engine.toolchain(op) for op in all_ops().values()}
+                name: {
+                    kernels_of(op.name, family): engine.toolchain(op, family)
+                    for op in all_ops().values()
+                    for family in ("", *engine.families(op))
+                }
                 for name, engine in self.engines.items()
             },
             unavailable={name: why for name, why in unavailable.items() if why},

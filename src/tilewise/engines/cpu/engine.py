@@ -82,7 +82,7 @@ class CpuEngine(Engine):
     def why_unavailable(self) -> str | None:
         return why_no_compiler()
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         compiler = find_compiler()
         own = (op.folder / name for name in ("include", "cpu.py", "abi.py"))
         sources = digest_of([*own, HERE / "include", HERE / "pool.cpp"])

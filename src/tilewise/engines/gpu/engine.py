@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan, digest_of, versions
 from tilewise.engines.gpu.bound import BoundLaunch, live_target
 from tilewise.engines.gpu.build import build_all, compile_ahead, launch_module
-from tilewise.engines.gpu.nvrtc import nvrtc_version, why_no_nvrtc
+from tilewise.engines.gpu.nvrtc import OPS, nvrtc_version, sources, why_no_nvrtc
 from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.errors import ExecutionError, TensorError
 from tilewise.ops import launch as shared
@@ -30,11 +31,23 @@ class GpuEngine(Engine):
     takes_epilogue = True
 
     @abstractmethod
-    def sources(self, op: Op) -> list[Path]:
-        """Files and folders that the op's kernels are made of."""
+    def sources(self, op: Op, family: str) -> list[Path]:
+        """Files and folders that the op's kernels, or those of a family, are made of."""
 
-    def toolchain(self, op: Op) -> str:
-        return with_sources(self.compiler(), digest_of([*self.sources(op), *_launches(op)]))
+    def toolchain(self, op: Op, family: str = "") -> str:
+        parts = [*self.sources(op, family), *_launches(op, self._module(op, family))]
+        return with_sources(self.compiler(), digest_of(parts))
+
+    def families(self, op: Op) -> tuple[str, ...]:
+        """Those that the op's launch module has modules of their own for."""
+        if not (op.folder / "launch.py").is_file():
+            return ()
+        modules = getattr(op.module("launch"), "MODULES", {})
+        return tuple(family for engine, family in modules if engine == self.name)
+
+    def _module(self, op: Op, family: str) -> str:
+        found: str = op.module("launch").MODULES[self.name, family] if family else ""
+        return found
 
     @abstractmethod
     def compiler(self) -> str:
@@ -94,7 +107,7 @@ class TritonEngine(GpuEngine):
     def compiler(self) -> str:
         return versions("triton", "torch")
 
-    def sources(self, op: Op) -> list[Path]:
+    def sources(self, op: Op, family: str) -> list[Path]:
         own = [*op.folder.glob("triton*"), *op.folder.glob("gluon*")]
         return [*own, *_SHARED.glob("*_pieces.py"), _SHARED / "gluon_names.py"]
 
@@ -111,8 +124,12 @@ class CudaEngine(GpuEngine):
         own = "" if why_no_nvrtc() else nvrtc_version()  # whichever wheel or toolkit it came with
         return ", ".join(filter(None, (own, versions("torch"))))
 
-    def sources(self, op: Op) -> list[Path]:
-        return [op.folder / "cuda", _SHARED / "cuda"]
+    def sources(self, op: Op, family: str) -> list[Path]:
+        """A family's files, and every header that they include."""
+        if not family:
+            return [op.folder / "cuda", _SHARED / "cuda"]
+        files = op.module("launch").cuda_files(op.name, family)
+        return [OPS / name for file in files for name in (file, *sources(file)[1])]
 
     def why_no_build(self) -> str | None:
         return why_no_nvrtc()
@@ -122,11 +139,22 @@ _SHARED = Path(shared.__file__).parent
 """What the ops share."""
 
 
-def _launches(op: Op) -> list[Path]:
-    """What decides how kernels are specialised and launched."""
-    names = ("arguments.py", "epilogue.py", "patches.py", "strides.py", "walk.py")
-    own = [*op.folder.glob("launch*.py"), *(op.folder / name for name in names)]
-    return [*own, _SHARED / "launch.py", _SHARED / "arguments.py"]
+_DECIDING = ("launch*.py", "arguments.py", "epilogue.py", "patches.py", "strides.py", "walk.py")
+_IMPORTED = re.compile(r"^from tilewise\.ops\.(\w+\.)?(\w+) import", re.MULTILINE)
+
+
+def _launches(op: Op, module: str) -> list[Path]:
+    """What decides how kernels are specialised and launched; by `module` and what it imports."""
+    own = {path.stem: path for name in _DECIDING for path in op.folder.glob(name)}
+    if module:
+        needed, left = set(), [module]
+        while left:
+            name = left.pop()
+            if name in own and name not in needed:
+                needed.add(name)
+                left += [found[2] for found in _IMPORTED.finditer(own[name].read_text())]
+        own = {name: own[name] for name in sorted(needed)}
+    return [*own.values(), _SHARED / "launch.py", _SHARED / "arguments.py"]
 
 
 class GpuPlan(Plan):

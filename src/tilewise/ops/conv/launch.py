@@ -32,6 +32,12 @@ MODULES = {
     ("cuda", "stem"): "launch_stem",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""
+CUDA_FILES = {
+    **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
+    **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
+    "halo": ("halo", "halo_wgrad"),
+}
+"""Family -> the file of its kernels over pixels, and that of its filters' gradients."""
 PATCHES = ("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_stem")
 
 
@@ -62,6 +68,13 @@ def why_unfused(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> str
     if problem.direction == "bwd_weight" and not epilogue.is_plain:
         return "the gradient of a filter takes no epilogue"
     return None
+
+
+def cuda_files(op: str, family: str) -> list[str]:
+    """Below `ops/`, what a family's kernels of an op are made of, but for what these include."""
+    pixels, weight = CUDA_FILES[family]
+    names = (weight, "sum_slices") if op == "conv_bwd_weight" else (pixels, "reduce", "sum_columns")
+    return [f"conv/cuda/{name}.cuh" for name in names]
 
 
 def representative(kernel: Kernel) -> ConvProblem:
