@@ -52,9 +52,9 @@ from tilewise.sweep.supervisor import Limits
 
 OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 REAL_SHARE, GROUPED_SHARE = 0.45, 1 / 3
-BATCHES = (1, 0)
-"""Of networks; 0 is a network's usual one."""
-MOST_MS = 4.0
+BATCHES = (1, 8, 32, 128, 256)
+"""Of networks: one image, a server's few, a training step's many."""
+MOST_MS = 1.5
 """At the device's peak: a sweep has little time for a problem."""
 DRY_KERNELS = 12
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
@@ -98,7 +98,7 @@ def is_grouped(problem: Any) -> bool:
 
 
 def real_layers(op: str, dtype: str, limit_ms: float, arch: Arch) -> ProblemSet:
-    """Layers of every network that has any, at both scales, each once."""
+    """Layers of every network that has any, at all scales, each once."""
     found = ProblemSet()
     for name in networks_with(op):
         for batch in BATCHES:
