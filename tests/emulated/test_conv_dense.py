@@ -134,6 +134,23 @@ def test_gathering_with_more_load_warps() -> None:
         check(kernel(direction, family="gather", **way), problem("few channels", direction))
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("way", [TURNS, {**TURNS, "load_warps": 8}, {"persistent": True}])
+def test_gathering_blocks_walk_and_take_turns(way: dict[str, Any], direction: str) -> None:
+    p = replace(problem("strided", direction), n=3)
+    check(kernel(direction, family="gather", **way), p)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("family", ["gather", "rows", "halo"])
+def test_three_groups_of_math_warps(family: str, direction: str) -> None:
+    traits: dict[str, Any] = {"math_groups": 3, "load_warps": 8 if family == "gather" else 2}
+    if (family, direction) != ("halo", "bwd_weight"):  # its groups take a line of the filter each
+        traits["tile_m"] = 192
+    p = problem("1x1" if family == "rows" else "plain", direction)
+    check(kernel(direction, family=family, **traits), p)
+
+
 @pytest.mark.parametrize("family", ["im2col", "gather", "halo"])
 def test_tf32(family: str) -> None:
     p = replace(problem("plain", "fwd"), dtype="tf32", out_dtype="fp32", c=36)

@@ -19,6 +19,8 @@ from tilewise.ops.vendor import LIBRARIES, TACTIC
 ENGINES = ("cpu", "triton", "vendor", "ck_tile", "cuda", "ck")
 DERIVED = ("tile_m", "tile_n", "tile_k", "efficiency", "lanes", "accumulators")
 """What kernels say about themselves beside their traits, where they do."""
+SAID = (*DERIVED[3:], "load_warps")
+"""The same without tiles, and traits of some kinds that follow from the others in other kinds."""
 COMMON = (
     *("split_k", "stages", "warps", "blocks", "wave_m", "wave_n", "wave_k"),
     *("num_groups_to_merge", "block_per_cu", "double_smem_buffer", "two_stage", "group_m"),
@@ -79,7 +81,7 @@ def kernel_values(kernel: Kernel) -> dict[str, Any]:
     tile: tuple[int, int, int] = kernel.tile  # type: ignore[attr-defined]  # every kind has one
     values: dict[str, Any] = {"k_engine": kernel.engine}
     values |= dict(zip(("k_tile_m", "k_tile_n", "k_tile_k"), tile, strict=True))
-    for name in DERIVED[3:]:
+    for name in SAID:
         if hasattr(kernel, name):
             values[f"k_{name}"] = getattr(kernel, name)
     for trait in kernel.traits():

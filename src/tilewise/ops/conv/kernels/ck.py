@@ -5,6 +5,8 @@ are apart (wavelet), and those that take further tensors in their epilogue (mult
 
     DeviceGroupedConvBwdWeight_Xdl_WaveletModel_CShuffleV3<256l+256m, 128, 128, 32, Default, 8, ...>
     DeviceGroupedConvBwdWeightMultipleD_Xdl_CShuffle<256, 128, 128, 4, Default, 8, 2, 2, ...>
+    DeviceGroupedConvBwdDataMultipleD_Xdl_CShuffle_v1<256, 128, 256, 32, 8, 8, Default, 32, ...>
+    DeviceGroupedConvFwdMultipleD_Xdl_CShuffle_Large_Tensor<256, 256, 128, 32, Default, 32, ...>
     DeviceGroupedConvFwdMultipleABD_Xdl_CShuffle<256, 128, 128, 32, Default, 32, 32, 2, 2, ...>
 
 CK Tile's depthwise kernels are named by the code generator:
@@ -24,29 +26,37 @@ from tilewise.errors import KernelError
 from tilewise.ops.conv.problem import ConvProblem
 
 SPECIALIZATIONS = ("Default", "Filter1x1Stride1Pad0", "Filter1x1Pad0", "Filter3x3", "OddC")
-_TAIL = ("vector_a", "store_a", "vector_b", "store_b", "shuffle_m", "shuffle_n", "vector_c")
-FORMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "wavelet": (
+_BLOCK = ("tile_m", "tile_n", "tile_k", "specialization")
+_MULTIPLY = ("xdl_m", "xdl_n", "repeat_m", "repeat_n", "vector_a", "vector_b")
+_SHUFFLE = ("shuffle_m", "shuffle_n")
+_WEIGHT = (
+    *(*_BLOCK, "k1", "repeat_m", "repeat_n", "vector_a", "store_a", "vector_b", "store_b"),
+    *(*_SHUFFLE, "vector_c"),
+)
+FORMS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+    ("wavelet", "conv_bwd_weight"): (
         "DeviceGroupedConvBwdWeight_Xdl_WaveletModel_CShuffleV3",
-        "conv_bwd_weight",
-        ("tile_m", "tile_n", "tile_k", "specialization", "k1", "repeat_m", "repeat_n", *_TAIL),
+        _WEIGHT,
     ),
-    "multiple_d": (
+    ("multiple_d", "conv_bwd_weight"): (
         "DeviceGroupedConvBwdWeightMultipleD_Xdl_CShuffle",
-        "conv_bwd_weight",
-        ("tile_m", "tile_n", "tile_k", "specialization", "k1", "repeat_m", "repeat_n", *_TAIL),
+        _WEIGHT,
     ),
-    "multiple_abd": (
+    ("multiple_d", "conv_bwd_data"): (
+        "DeviceGroupedConvBwdDataMultipleD_Xdl_CShuffle_v1",
+        (*_BLOCK[:3], "k1", "k1_b", _BLOCK[3], *_MULTIPLY, *_SHUFFLE),
+    ),
+    ("multiple_d", "conv_fwd"): (
+        "DeviceGroupedConvFwdMultipleD_Xdl_CShuffle_Large_Tensor",
+        (*_BLOCK, *_MULTIPLY, "vector_c", *_SHUFFLE),
+    ),
+    ("multiple_abd", "conv_fwd"): (
         "DeviceGroupedConvFwdMultipleABD_Xdl_CShuffle",
-        "conv_fwd",
-        (
-            *("tile_m", "tile_n", "tile_k", "specialization", "xdl_m", "xdl_n"),
-            *("repeat_m", "repeat_n", "vector_a", "vector_b", "vector_c", "shuffle_m", "shuffle_n"),
-            "num_groups_to_merge",
-        ),
+        (*_BLOCK, *_MULTIPLY, "vector_c", *_SHUFFLE, "num_groups_to_merge"),
     ),
 }
-"""Family -> how its type strings begin, its op, and what they list after the threads."""
+"""Family and op -> how their type strings begin, and what they list after the threads."""
+FAMILIES = tuple(dict.fromkeys(family for family, _ in FORMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +65,8 @@ class CkDeviceKernel(Kernel):
 
     engine: ClassVar[str] = "ck"
 
-    op_name: str = field(metadata={"choices": ("conv_fwd", "conv_bwd_weight")})
-    family: str = trait("", tuple(FORMS))
+    op_name: str = field(metadata={"choices": ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")})
+    family: str = trait("", FAMILIES)
     load_threads: int = trait("", (0, 128, 256), default=0, doc="of waves that only load")
     threads: int = trait("", (64, 128, 256), doc="of a block; of a wavelet's math waves")
     tile_m: int = trait("", (16, 32, 64, 128, 256))
@@ -64,6 +74,7 @@ class CkDeviceKernel(Kernel):
     tile_k: int = trait("", (4, 8, 16, 32, 64))
     specialization: str = trait("", SPECIALIZATIONS, default="Default")
     k1: int = trait("", (0, 2, 4, 8), default=0)
+    k1_b: int = trait("", (0, 2, 4, 8), default=0, doc="of the second operand, where it is said")
     xdl_m: int = trait("", (0, 16, 32), default=0)
     xdl_n: int = trait("", (0, 16, 32), default=0)
     repeat_m: int = trait("", (1, 2, 4, 8))
@@ -74,19 +85,20 @@ class CkDeviceKernel(Kernel):
     store_b: int = trait("", (0, 1, 2, 4, 8), default=0)
     shuffle_m: int = trait("", (1, 2))
     shuffle_n: int = trait("", (1, 2))
-    vector_c: int = trait("", (1, 2, 4, 8))
+    vector_c: int = trait("", (0, 1, 2, 4, 8), default=0)
     num_groups_to_merge: int = trait("", (1, 2, 4, 8, 16), default=1)
 
     def __post_init__(self) -> None:
         self.check_choices()
-        if self.op_name != FORMS[self.family][1]:
-            raise KernelError(f"{self.family} kernels compute {FORMS[self.family][1]}")
+        if (self.family, self.op_name) not in FORMS:
+            ops = " or ".join(op for family, op in FORMS if family == self.family)
+            raise KernelError(f"{self.family} kernels compute {ops}")
         if (self.family == "wavelet") != (self.load_threads > 0):
             raise KernelError("load_threads are the wavelet kernels', and they have some")
         sizes = (self.threads, self.tile_m, self.tile_n, self.tile_k, self.num_groups_to_merge)
         if min(sizes) < 1:
             raise KernelError("threads, tiles and num_groups_to_merge must be at least 1")
-        said = {"family", "threads", "load_threads", *FORMS[self.family][2]}
+        said = {"family", "threads", "load_threads", *FORMS[self.family, self.op_name][1]}
         said |= {"num_groups_to_merge"} if self.family == "wavelet" else set()
         for unsaid in self.traits():
             if unsaid.name not in said and getattr(self, unsaid.name) != unsaid.default:
@@ -106,7 +118,7 @@ class CkDeviceKernel(Kernel):
 
     @property
     def name(self) -> str:
-        start, _, listed = FORMS[self.family]
+        start, listed = FORMS[self.family, self.op_name]
         loads = f"{self.load_threads}l+{self.threads}m" if self.load_threads else self.threads
         words = [str(loads), *(str(getattr(self, name)) for name in listed)]
         if self.family == "wavelet" and self.num_groups_to_merge > 1:
@@ -115,14 +127,14 @@ class CkDeviceKernel(Kernel):
 
     @classmethod
     def from_name(cls, name: str) -> Self:
-        for family, (start, op, listed) in FORMS.items():
+        for (family, op), (start, listed) in FORMS.items():
             if name.startswith(f"{start}<") and name.endswith(">"):
                 words = name[len(start) + 1 : -1].split(", ")
                 made = cls(op_name=op, family=family, **_values(name, family, listed, words))
                 if made.name != name:
                     raise KernelError(f"{name!r} is written {made.name!r}")
                 return made
-        known = ", ".join(form[0] for form in FORMS.values())
+        known = ", ".join(start for start, _ in FORMS.values())
         raise KernelError(f"{name!r} is no type string of CK that is known here: {known}")
 
 
@@ -146,7 +158,7 @@ def _values(name: str, family: str, listed: tuple[str, ...], words: list[str]) -
 
 _PAIR = r"_{}(?P<{}>\d+)x(?P<{}>\d+)"
 _DEPTHWISE = re.compile(
-    r"grouped_conv_fwd_depthwise_(?P<dtype>fp16|bf16|fp32)_(?P<layout>ngchw|nhwgc)_(?P<ndim>[23])d"
+    r"grouped_conv_fwd_depthwise_(?P<dtype>fp16|bf16|fp32)_(?P<layout>ngchw|ngcdhw|nhwgc|ndhwgc)_(?P<ndim>[23])d"
     + _PAIR.format("", "tile_h", "tile_w")
     + r"_f(?P<taps>\d+)"
     + _PAIR.format("s", "stride_h", "stride_w")
@@ -166,7 +178,7 @@ class CkDepthwiseKernel(Kernel):
     op_name: str = field(default="conv_fwd", metadata={"choices": ("conv_fwd",)})
     family: str = trait("", ("depthwise",), default="depthwise")
     dtype: str = trait("", ("fp16", "bf16", "fp32"))
-    layout: str = trait("", ("ngchw", "nhwgc"), default="ngchw")
+    layout: str = trait("", ("ngchw", "ngcdhw", "nhwgc", "ndhwgc"), default="ngchw")
     ndim: int = trait("", (2, 3), default=2)
     tile_h: int = trait("", (4, 8, 16, 32))
     tile_w: int = trait("", (4, 8, 16, 32))
@@ -243,12 +255,25 @@ def why_unusable(
         return "Filter3x3 needs three taps a side"
     if p.g % kernel.num_groups_to_merge:
         return f"{p.g} groups cannot be merged {kernel.num_groups_to_merge} at a time"
+    return _why_not_vectorized(kernel, p) if kernel.family == "wavelet" else None
+
+
+def _why_not_vectorized(kernel: CkDeviceKernel, p: ConvProblem) -> str | None:
+    """A wavelet's load waves take several channels at once, its math waves store several."""
+    for name, count, vector in (
+        ("K", p.k // p.g, kernel.vector_a),
+        ("C", p.c // p.g, max(kernel.vector_b, kernel.vector_c)),
+    ):
+        if vector and count % vector:
+            return f"{name} per group is {count}, no multiple of {vector}"
     return None
 
 
 def _why_not_depthwise(kernel: CkDepthwiseKernel, p: ConvProblem) -> str | None:
     if p.dtype != kernel.dtype:
         return f"its dtype is {kernel.dtype}, not {p.dtype}"
+    if kernel.ndim != 2:
+        return "it is for volumes, and its name does not say how deep their filter is"
     if not p.c == p.k == p.g or p.ndim > 2:
         return "it is for images with one channel a group"
     if (kernel.layout == "nhwgc") != (p.layout == "nhwc"):

@@ -71,6 +71,11 @@ class GroupedConvKernel(Kernel):
         return 4
 
     @property
+    def load_warps(self) -> int:
+        """One brings the patches; of the filter's gradient, a thread of those that multiply."""
+        return 0 if self.is_weight else 1
+
+    @property
     def is_deterministic(self) -> bool:
         return not self.atomic
 
