@@ -10,14 +10,20 @@ import shutil
 import subprocess
 import sys
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tilewise.core.arch import load_arch
 from tilewise.core.model import Measured, load_model, save_model
 from tilewise.core.packed import Numbers
 from tilewise.errors import ModelError
+from tilewise.ops.configs import load_pool
+from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import VendorKernel
+from tilewise.selection.models import SHIPPED
 
 
 def test_a_model_loads_without_lightgbm_or_dataframes(small_model: Path) -> None:
@@ -200,3 +206,18 @@ def test_a_manifest_without_kernels_is_refused(small_model: Path, tmp_path: Path
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ModelError, match="names no list of kernels"):
         load_model(folder)
+
+
+def test_kernels_of_a_family_that_was_never_measured_come_last() -> None:
+    arch = load_arch("sm_90", "H200")
+    model = load_model(SHIPPED / "sm_90_gemm")
+    kernels = [k for k in load_pool(get_op("gemm"), arch) if getattr(k, "dtype", "") == "bf16"]
+    kernels.append(VendorKernel(op_name="gemm", library="torch"))
+    assert not model.handicaps(kernels).any()
+    known = {n: f for n, f in model.calibration.kernels.items() if "_triton_ws_" not in n}
+    half = replace(model, calibration=replace(model.calibration, kernels=known))
+    late = [k for k, taken in zip(kernels, half.handicaps(kernels), strict=True) if taken]
+    assert late and all(k.family == "ws" for k in late)  # type: ignore[attr-defined]
+    assert len(late) == sum(getattr(k, "family", "") == "ws" for k in kernels)
+    none = replace(model, calibration=replace(model.calibration, engines={}))
+    assert none.handicaps(kernels).all()

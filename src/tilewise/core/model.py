@@ -32,6 +32,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.exchange import exchanged
 from tilewise.core.features import ARCH, MIXED, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest
+from tilewise.core.kernel import Kernel
 from tilewise.core.packed import Numbers
 from tilewise.core.sealed import MANIFEST, MODEL_SCHEMA, SERVED, SealedFolder, as_json, seal
 from tilewise.core.strict_json import loads
@@ -39,6 +40,12 @@ from tilewise.errors import FileError, ModelError
 
 _BODY, _NUMBERS, _SPEC, _METRICS = SERVED
 _DAMAGES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
+
+
+def family_prefix(kernel: Kernel) -> str:
+    """How the names of a kernel's family begin; empty where they do not tell it."""
+    prefix = f"{kernel.op}_{kernel.engine}_{getattr(kernel, 'family', '')}_"
+    return prefix if kernel.name.startswith(prefix) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ between it and the best of ours that it predicts below 10 %; wider bands lose mo
 _TABLES = ("kernels", "tiles", "engines")
 ANY_ENGINE = "any"
 UNKNOWN_HANDICAP = 100.0
-"""Octaves taken from kernels of an engine that was never measured: they come last."""
+"""Octaves taken from kernels of an engine or family that was never measured: they come last."""
 
 
 def tile_key(engine: str, tile: tuple[int, ...]) -> str:
@@ -182,9 +189,18 @@ class Model:
         """The forest that speaks of an engine's kernels."""
         return VENDOR if engine == VENDOR and VENDOR in self.forests else "rank"
 
-    def handicap(self, engine: str) -> float:
-        """What is taken from the scores of an engine's kernels."""
-        return 0.0 if engine in self.calibration.engines else UNKNOWN_HANDICAP
+    def handicaps(self, kernels: Sequence[Kernel]) -> Array:
+        """What is taken from the scores of kernels, where none like them were measured."""
+        kinds = [(k.engine, family_prefix(k)) for k in kernels]
+        taken = {kind: 0.0 if self._knows(*kind) else UNKNOWN_HANDICAP for kind in set(kinds)}
+        return np.array([taken[kind] for kind in kinds])
+
+    def _knows(self, engine: str, family: str) -> bool:
+        """Whether kernels of an engine, and of a family where names tell one, were measured."""
+        measured = self.calibration.kernels
+        return engine in self.calibration.engines and (
+            not family or any(name.startswith(family) for name in measured)
+        )
 
     def forest_matrix(self, forest: str, rows: Rows) -> Array:
         """The columns that a forest splits on."""

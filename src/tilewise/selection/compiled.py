@@ -101,7 +101,7 @@ class Tables:
             has_base=int(model.has_base),
             arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
             kernel_values=self._hold(table),
-            handicap=self._hold(np.array([model.handicap(self.kernels[i].engine) for i in padded])),
+            handicap=self._hold(model.handicaps([self.kernels[i] for i in padded])),
             stride=len(padded),
             rank=self._forest(model.forests["rank"], rows),
             **{

@@ -61,7 +61,8 @@ def explain(
         "nearest": nearest_measured(selector, problem),
     }
     if others:
-        known = [r.kernel for r in others if not selector.model.handicap(r.kernel.engine)]
+        handicaps = selector.model.handicaps([r.kernel for r in others])
+        known = [r.kernel for r, taken in zip(others, handicaps, strict=True) if not taken]
         rivals = known[:: -(-len(known) // OTHERS)] or [others[0].kernel]
         second = others[0]
         gap = second.predicted_us / first.predicted_us - 1

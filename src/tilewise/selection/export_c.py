@@ -164,7 +164,7 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
             "static const double tw_kernel_values",
             [v for n in layout.kernel_values for v in known[n].tolist()],
         ),
-        _array("static const double tw_handicap", [model.handicap(k.engine) for k in kernels]),
+        _array("static const double tw_handicap", model.handicaps(kernels)),
         layout.problem_source(),
         layout.mixed_source(1),
     ]

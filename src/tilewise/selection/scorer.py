@@ -41,7 +41,7 @@ class NumpyScorer:
         self.model, self.kernels, self.arch = model, tuple(kernels), arch
         self._kernels = kernel_columns(model, kernels)
         self._arch = arch_columns(model, arch)
-        self._handicap = np.array([model.handicap(k.engine) for k in kernels])
+        self._handicap = model.handicaps(kernels)
         self._tactic = asker(model.features, kernels, arch)
 
     def rows(self, problem: Problem) -> Rows:
