@@ -40,6 +40,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     "strided": {"stride_h": 2, "stride_w": 2},
     "uneven": {"x": 5, "stride_h": 2, "stride_w": 3, "dilation_h": 2, "pad_w": 2},
     "1x1": {"y": 1, "x": 1, "pad_h": 0, "pad_w": 0},
+    "1x1 of many tiles": {"n": 16, "c": 512, "k": 256, "h": 28, "w": 28, "y": 1, "x": 1}
+    | {"pad_h": 0, "pad_w": 0},
+    "1x1 of few channels": {"n": 16, "c": 64, "k": 64, "h": 56, "w": 56, "y": 1, "x": 1}
+    | {"pad_h": 0, "pad_w": 0},
     "strided 1x1": {"y": 1, "x": 1, "pad_h": 0, "pad_w": 0, "stride_h": 2, "stride_w": 2},
     "5x5": {"y": 5, "x": 5, "pad_h": 2, "pad_w": 2},
     "line": {"h": 1, "w": 401, "y": 1, "pad_h": 0, "x": 3, "dilation_w": 2, "pad_w": 4},
@@ -221,6 +225,26 @@ def test_epilogues(activation: str) -> None:
         plan.execute([*operands, bias, residual], out)
         torch.cuda.synchronize()
         sums = expected(p, operands, out) + bias.double()[:, None, None] + residual.double()
+        assert not why_wrong(p, out, act[activation](sums)), kernel.name
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_bias_and_activation_of_products(direction: str, activation: str) -> None:
+    """Matrix products fuse them, and leave residuals to whoever asked."""
+    p = problem("1x1", direction)
+    act = {"none": lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu}
+    act["gelu"] = torch.nn.functional.gelu
+    kernels = [k for k in legal(p) if getattr(k, "family", "") == "gemm"]
+    assert kernels
+    for kernel in {k.product: k for k in kernels}.values():  # type: ignore[attr-defined]
+        operands, out = tensors(p)
+        bias = torch.randn(out.shape[1], device="cuda").to(out.dtype)
+        epilogue = Epilogue(bias=True, activation=activation)
+        plan = get_engine(kernel.engine).plan(kernel, p, arch(), epilogue=epilogue)
+        plan.execute([*operands, bias], out)
+        torch.cuda.synchronize()
+        sums = expected(p, operands, out) + bias.double()[:, None, None]
         assert not why_wrong(p, out, act[activation](sums)), kernel.name
 
 

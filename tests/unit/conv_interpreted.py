@@ -21,6 +21,7 @@ from interpreted import TYPES, poisoned, run
 
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
+from tilewise.core.kernel import Kernel
 from tilewise.errors import KernelError
 from tilewise.ops.conv.epilogue import BIAS, RESIDUAL, SUMS, Epilogue
 from tilewise.ops.conv.kernels.triton import TritonConvKernel, why_unusable
@@ -92,7 +93,7 @@ def operands(problem: ConvProblem) -> dict[int, Any]:
     return tensors
 
 
-def check(kernel: TritonConvKernel, problem: ConvProblem, epilogue: Epilogue) -> dict[str, Any]:
+def check(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> dict[str, Any]:
     """The largest error over the largest value of the result, and what rounding explains."""
     tensors = operands(problem)
     lies = strides_of(problem, [tensors[at].stride() for at in range(3)])
@@ -101,7 +102,10 @@ def check(kernel: TritonConvKernel, problem: ConvProblem, epilogue: Epilogue) ->
     if epilogue.bias:
         shape = (1, -1, *(1,) * (expected.ndim - 2))
         expected += tensors[BIAS].double().numpy().reshape(shape)
-        expected = np.maximum(expected + tensors[RESIDUAL].double().numpy(), 0)
+    if epilogue.residual:
+        expected += tensors[RESIDUAL].double().numpy()
+    if epilogue.activation == "relu":
+        expected = np.maximum(expected, 0)
     found = tensors[2].double().numpy()
     error = apart(found, expected)
     if epilogue.sums:

@@ -254,7 +254,7 @@ def test_the_analytic_ranking_fits_families_to_layers() -> None:
 
 def test_every_gpu_family_is_described_once() -> None:
     described = [*gpu_work.TAPS, *gpu_work.PACKED, *gpu_work.HALO, *gpu_work.MERGED]
-    described += [*gpu_work.VECTOR, *gpu_work.STREAM]
+    described += [*gpu_work.VECTOR, *gpu_work.STREAM, *gpu_work.PRODUCT]
     assert len(set(described)) == len(described)
     own = [kind for kind in get_op("conv_fwd").kernel_types if kind.engine in ("triton", "cuda")]
     assert {family for kind in own for family in kind.families()} <= set(described)

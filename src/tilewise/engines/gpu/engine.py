@@ -36,7 +36,13 @@ class GpuEngine(Engine):
 
     def toolchain(self, op: Op, family: str = "") -> str:
         parts = [*self.sources(op, family), *_launches(op, self._module(op, family))]
-        return with_sources(self.compiler(), digest_of(parts))
+        lender = op.lenders.get(family)
+        sources = digest_of(parts, self.lent(lender) if lender else ())
+        return with_sources(self.compiler(), sources)
+
+    def lent(self, folder: Path) -> list[Path]:
+        """What the kernels of another op's folder are made of, where an op launches them, too."""
+        return []
 
     def families(self, op: Op) -> tuple[str, ...]:
         """Those that the op's launch module has modules of their own for."""
@@ -108,8 +114,11 @@ class TritonEngine(GpuEngine):
         return versions("triton", "torch")
 
     def sources(self, op: Op, family: str) -> list[Path]:
-        own = [*op.folder.glob("triton*"), *op.folder.glob("gluon*")]
-        return [*own, *_SHARED.glob("*_pieces.py"), _SHARED / "gluon_names.py"]
+        return [*_written(op.folder), *_SHARED.glob("*_pieces.py"), _SHARED / "gluon_names.py"]
+
+    def lent(self, folder: Path) -> list[Path]:
+        deciding = [path for name in _DECIDING for path in folder.glob(name)]
+        return [*_written(folder), *deciding]
 
     def why_no_build(self) -> str | None:
         return why_no_triton()
@@ -141,6 +150,11 @@ _SHARED = Path(shared.__file__).parent
 
 _DECIDING = ("launch*.py", "arguments.py", "epilogue.py", "patches.py", "strides.py", "walk.py")
 _IMPORTED = re.compile(r"^from tilewise\.ops\.(\w+\.)?(\w+) import", re.MULTILINE)
+
+
+def _written(folder: Path) -> list[Path]:
+    """Kernels in Triton and Gluon."""
+    return [*folder.glob("triton*"), *folder.glob("gluon*")]
 
 
 def _launches(op: Op, module: str) -> list[Path]:

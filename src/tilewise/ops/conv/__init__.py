@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tilewise.ops import gemm
 from tilewise.ops.contract import Op
 from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
 from tilewise.ops.conv.problem import ConvProblem, padded, shapes, storage
@@ -14,6 +15,7 @@ OPS = tuple(
         name=name,
         package=__name__,
         folder=Path(__file__).parent,
+        lenders={"gemm": Path(gemm.__file__).parent},
         problem=ConvProblem,
         operands=operands,
         shapes=shapes,

@@ -8,10 +8,14 @@ has a share of the taps, and all together have each tap once.
 
 from __future__ import annotations
 
+from tilewise.ops.gemm.kernels.gpu import HOPPER_FAMILIES
+
 _DATA, _WEIGHT = (f'p_direction == "{name}"' for name in ("bwd_data", "bwd_weight"))
 
 TAPS = ("implicit", "im2col", "gather", "rows")
 """Matrix products one tap at a time, channels padded to whole steps."""
+PRODUCT = ("gemm",)
+"""One matrix product over all pixels, by a GEMM kernel: some lay tiles on its transpose."""
 PACKED = ("packed",)
 """Taps and channels in one row."""
 HALO = ("halo",)
@@ -25,7 +29,7 @@ STREAM = ("grouped", "depthwise", "stem")
 `tile_w` pixels of an image, and its rim is read besides."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
-    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86},
+    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")
@@ -44,12 +48,18 @@ def _rate() -> str:
     return text
 
 
+_COPYING = ", ".join(f'"{name}"' for name in HOPPER_FAMILIES)
+
 GPU_HELPERS = {
     "is_ours": 'k_engine == "triton" or k_engine == "cuda"',
     "is_packed": _one_of(PACKED),
     "is_halo": _one_of(HALO),
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
+    "is_product": _one_of(PRODUCT),
+    "is_pointer": f"{_one_of(POINTER)} or is_product and not (k_product in [{_COPYING}])",
+    "is_turned": 'is_product and (k_swap > 0 or k_product in ["skinny", "gemv"] and gm < gn '
+    f'or k_product == "tma" and p_dtype == "tf32" and {_DATA})',
     "is_stream": _one_of(STREAM),
     "source_c": f"max(1, group_k if {_DATA} else group_c)",
     "result_c": f"max(1, group_c if {_DATA} else group_k)",
@@ -61,22 +71,28 @@ GPU_HELPERS = {
     "else min(tn // result_c, tk // source_c)",
     "groups_held": "max(1, min(merge_room, p_g)) if is_merging else 1",
     "is_wide": "is_vector or is_stream",
-    "own_rows": f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} "
-    "else classes * class_pixels",
-    "own_cols": "(source_c * ceil_div(taps, tn) * tn if is_wide else taps * source_c "
-    "if is_packed else (1 if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
+    "own_rows": "(gn if is_turned else gm) if is_product else "
+    f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} else classes * class_pixels",
+    "own_cols": "(gm if is_turned else gn) if is_product else "
+    "(source_c * ceil_div(taps, tn) * tn if is_wide else taps * source_c if is_packed "
+    "else (1 if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
     f"if {_WEIGHT} else p_g * result_c if is_wide else groups_held * result_c",
     "own_groups": "1 if is_wide else ceil_div(p_g, groups_held)",
     "own_steps": f"ceil_div(out_pixels, tk) if {_WEIGHT} else class_taps * source_c if is_vector "
     "else ceil_div(class_taps * source_c, tk) if is_packed "
     "else class_taps * ceil_div(groups_held * source_c, tk)",
     "own_tiles": "own_groups * ceil_div(own_rows, tm) * ceil_div(own_cols, tn)",
-    "own_slices": "max(1, min(k_fill * a_compute_units * max(1, k_blocks) // own_tiles, "
-    "own_steps)) if k_fill > 0 else 1",
+    # Products of few tiles are cut as often as fills the GPU once, by stream-K and last waves.
+    "product_slices": "max(1, k_split_k) if k_split_k > 1 or not (k_fill > 0 or "
+    'k_product == "streamk") else max(1, min(a_compute_units * max(1, k_blocks) // own_tiles, '
+    'own_steps if k_product == "streamk" else min(own_steps, 16)))',
+    "own_slices": "product_slices if is_product else max(1, min(k_fill * a_compute_units "
+    "* max(1, k_blocks) // own_tiles, own_steps)) if k_fill > 0 else 1",
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
     "tile_taps": f"taps if is_halo and {_WEIGHT} else 1",
-    "own_rate": f"0.35 * a_peak_fp32 / peak_tflops if is_vector else {_rate()}",
+    "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
+    f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
 """Counts of tilewise's GPU kernels; they mean nothing for others."""
 
@@ -91,12 +107,12 @@ TIME_HELPERS = {
     # Blocks that share a multiprocessor share its rates; a block alone is bound by latency.
     "together": "min(resident, ceil_div(tiles, units))",
     "rounds": "ceil_div(tiles, units * together)",
-    "l2_gb_s": f"a_memory_gb_s * (1.1 if is_vector else 1.5 if {_one_of(POINTER)} else 3)",
+    "l2_gb_s": "a_memory_gb_s * (1.1 if is_vector else 1.5 if is_pointer else 3)",
     "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
     "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
-    f"+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if {_one_of(POINTER)} "
-    "else 0.4) / (a_memory_gb_s * 1000)",
+    "+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if is_pointer else 0.4) "
+    "/ (a_memory_gb_s * 1000)",
     "traffic_us": "bytes / (a_memory_gb_s * 880)",
     "slices_us": "(2 * split * out_elements * 4 / (a_memory_gb_s * 1000) + a_launch_us / 2) "
     "if split > 1 else 0",

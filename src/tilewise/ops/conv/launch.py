@@ -24,6 +24,7 @@ __all__ = [
 
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
+    ("triton", "gemm"): "launch_gemm",
     **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather")},
     ("cuda", "halo"): "launch_halo",
     ("cuda", "channelwise"): "launch_channelwise",
@@ -65,6 +66,10 @@ def why_unfused(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> str
         return "sums over pixels are of forward results"
     if epilogue.sums and MODULES[kernel.engine, kernel.family] in PATCHES:  # type: ignore[attr-defined]
         return "kernels over patches give no sums over pixels"
+    if MODULES[kernel.engine, kernel.family] == "launch_gemm" and (  # type: ignore[attr-defined]
+        epilogue.residual or epilogue.sums
+    ):
+        return "matrix products add no residual and give no sums over pixels"
     if problem.direction == "bwd_weight" and not epilogue.is_plain:
         return "the gradient of a filter takes no epilogue"
     return None

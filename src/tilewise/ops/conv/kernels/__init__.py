@@ -16,6 +16,7 @@ from tilewise.ops.conv.kernels import (
     cpu,
     dense,
     depthwise,
+    gemm,
     grouped,
     stem,
     triton,
@@ -24,6 +25,7 @@ from tilewise.ops.conv.kernels import (
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     **dict.fromkeys(cpu.CPU_KERNEL_TYPES, cpu.why_unusable),
     triton.TritonConvKernel: triton.why_unusable,
+    gemm.GemmConvKernel: gemm.why_unusable,
     cktile.CkTileConvKernel: cktile.why_unusable,
     ck.CkDeviceKernel: ck.why_unusable,
     ck.CkDepthwiseKernel: ck.why_unusable,
