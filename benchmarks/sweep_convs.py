@@ -4,7 +4,7 @@
 usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp16:250]
                                         [--ops conv_fwd,conv_bwd_data,conv_bwd_weight]
                                         [--top 16] [--whole 0.2] [--seed 0] [--arch sm_90:H200]
-                                        [--engines cuda,vendor]
+                                        [--engines cuda,vendor] [--without FAMILIES]
                                         [--problems FOLDER | --check | --dry-run] [--json]
 
 The problems of a set are the convolutions of real networks and drawn ones, a third of them grouped
@@ -25,7 +25,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -86,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arch", default="sm_90:H200", help="whose limits bound the problems")
     parser.add_argument("--engines", default="", help="those alone; all that there are otherwise")
+    parser.add_argument("--without", default="", help="families to leave out, by commas")
     parser.add_argument("--problems", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
@@ -161,9 +162,12 @@ def told(one: Set) -> dict[str, Any]:
     }
 
 
-def pool(op: str, dtype: str, arch: Arch, engines: Sequence[str]) -> list[Kernel]:
+def pool(
+    op: str, dtype: str, arch: Arch, engines: Sequence[str], without: Collection[str] = ()
+) -> list[Kernel]:
     """The kernels of a set, and the vendor's."""
     own = [k for k in load_pool(get_op(op), arch, engines) if getattr(k, "dtype", "") == dtype]
+    own = [k for k in own if getattr(k, "family", "") not in without]
     return [*own, VendorKernel(op_name=op, library="torch")]
 
 
@@ -200,7 +204,7 @@ def run_set(one: Set, args: argparse.Namespace, budget_s: float, kind: str) -> S
     held: list[Narrowing] = []
 
     def kernels(arch: Arch) -> list[Kernel]:
-        found = pool(one.op, one.dtype, arch, engines)
+        found = pool(one.op, one.dtype, arch, engines, args.without.split(","))
         if args.dry_run:  # a few will do, and compile in seconds
             found = found[:: max(1, len(found) // DRY_KERNELS)]
         held.append(Narrowing(one, found, args.top))
@@ -245,7 +249,7 @@ def check(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> list[d
     rows = []
     for one in listed:
         engines = engines_of(one, args, "gpu")
-        kernels = pool(one.op, one.dtype, arch, engines)
+        kernels = pool(one.op, one.dtype, arch, engines, args.without.split(","))
         narrow, launches, sources, families_ = (
             Narrowing(one, kernels, args.top),
             0,

@@ -43,7 +43,7 @@ def test_sets_are_fair_and_come_back_from_their_seed(script: Any, op: str) -> No
 
 def test_every_launch_of_a_small_sweep_works_out(script: Any) -> None:
     args = Namespace(sets="bf16:12", ops="conv_fwd,conv_bwd_weight", seed=0, whole=0.25, top=8)
-    args.engines = ""
+    args.engines = args.without = ""
     listed = script.sets(args, H200)
     rows = script.check(listed, args, H200)
     assert [row["problems"] for row in rows] == [12, 12] and rows[0]["whole"] == 3
@@ -54,6 +54,13 @@ def test_engines_can_be_chosen(script: Any) -> None:
     args = Namespace(sets="bf16:4", ops="conv_fwd", seed=0, whole=0.0, top=4, engines="cuda,vendor")
     (one,) = script.sets(args, H200)
     assert script.engines_of(one, args, "gpu") == ["cuda", "vendor"]
+
+
+def test_families_can_be_left_out(script: Any) -> None:
+    whole = script.pool("conv_fwd", "bf16", H200, ["cuda"])
+    some = script.pool("conv_fwd", "bf16", H200, ["cuda"], ["halo", "rows"])
+    gone = {k.family for k in whole if k not in some}
+    assert gone == {"halo", "rows"} and some[-1].engine == "vendor"
 
 
 def test_narrowed_problems_say_so(script: Any) -> None:
