@@ -47,6 +47,7 @@ def test_engines_are_those_that_an_op_has_kernels_for() -> None:
         ("triton", "gluon.py"),
         ("triton", "triton.py"),
         ("triton", "launch_hopper.py"),
+        ("triton", "launch.py"),
         ("vendor", "vendor.py"),
     ],
 )

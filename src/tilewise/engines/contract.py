@@ -94,19 +94,14 @@ def versions(*packages: str) -> str:
     return ", ".join(found)
 
 
-def digest_of(places: Iterable[Path], lent: Iterable[Path] = ()) -> str:
-    """Twelve digits of what files, and all files in folders, hold; what is missing counts not.
-
-    Files that are `lent` lie in other folders, and may be called like some of `places`.
-    """
+def digest_of(places: Iterable[Path]) -> str:
+    """Twelve digits of what files, and all files in folders, hold; what is missing counts not."""
     found: dict[str, bytes] = {}
     for place in places:
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
         for path in files:
             if path.is_file() and path.suffix in _SOURCES:
-                found[f"{place.name}/{path.relative_to(place.parent)}"] = path.read_bytes()
-    for path in filter(Path.is_file, lent):
-        found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+                found[f"{place.parent.name}/{path.relative_to(place.parent)}"] = path.read_bytes()
     whole = sha256()
     for name, text in sorted(found.items()):
         whole.update(f"{name} {len(text)}\n".encode() + text)

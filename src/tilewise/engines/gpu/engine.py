@@ -37,7 +37,7 @@ class GpuEngine(Engine):
     def toolchain(self, op: Op, family: str = "") -> str:
         parts = [*self.sources(op, family), *_launches(op, self._module(op, family))]
         lender = op.lenders.get(family)
-        sources = digest_of(parts, self.lent(lender) if lender else ())
+        sources = digest_of([*parts, *(self.lent(lender) if lender else ())])
         return with_sources(self.compiler(), sources)
 
     def lent(self, folder: Path) -> list[Path]:
