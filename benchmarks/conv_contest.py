@@ -22,9 +22,10 @@ from tilewise.errors import TilewiseError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.roofline import estimates_us
 from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.networks import network
+from tilewise.selection.analytic import AnalyticRanker
+from tilewise.selection.choice import Ranker
 from tilewise.selection.shortlist import fair
 from tilewise.sweep.bench import Bench, WrongResultError
 from tilewise.sweep.timing import Timer, measure, measure_in_turn
@@ -181,25 +182,48 @@ class Contest:
         return min(own.items(), key=lambda entry: entry[1]) if own else None
 
 
+def shortlist(
+    problem: ConvProblem,
+    stand: Stand,
+    most: int,
+    among: Callable[[Kernel], bool] = lambda kernel: True,
+    ranker: Ranker | None = None,
+) -> list[Kernel]:
+    """The `most` kernels that are expected to be fastest, each family having its turn.
+
+    Kernels are ranked by the analytic estimate, or by `ranker`.
+    """
+    why = get_op(problem.op).why_unusable
+    legal = [k for k in stand.pool if among(k) and why(k, problem, stand.arch) is None]
+    if not legal:
+        return []
+    expected = (ranker or AnalyticRanker()).predict_us(problem, legal, stand.arch)
+    return fair([legal[at] for at in expected.argsort(kind="stable")], most)
+
+
 def contest(
     problem: ConvProblem,
     stand: Stand,
     most: int,
     always: Sequence[Kernel] = (),
     is_rival: Callable[[Kernel], bool] = lambda kernel: False,
+    *,
+    tried: Sequence[Kernel] | None = None,
+    leaders: int = LEADERS,
+    before: Callable[[Kernel], None] = lambda kernel: None,
 ) -> Contest:
-    """Checks and screens `most` kernels, then times the best and the vendor's in turn.
+    """Checks and screens kernels, then times the best and the vendor's in turn.
 
-    Kernels are taken by the analytic estimate, each family having its turn. `always` are timed in
-    the end, too, and so are the best of those that `is_rival` tells apart.
+    The kernels are `tried`, or the `most` of the shortlist; `before` is told of each. `always` are
+    timed in the end, too. Those that `is_rival` tells apart have leaders of their own.
     """
-    op, arch = get_op(problem.op), stand.arch
-    legal = [k for k in stand.pool if op.why_unusable(k, problem, arch) is None]
-    order = estimates_us(legal, problem, arch).argsort(kind="stable") if legal else []
-    tried = list(dict.fromkeys([*fair([legal[at] for at in order], most), *always]))
+    arch = stand.arch
+    tried = shortlist(problem, stand, most) if tried is None else tried
+    tried = list(dict.fromkeys([*tried, *always]))
     vendor: Kernel = VendorKernel(op_name=problem.op, library="torch")
     calls, found, failed = {}, {}, {}
     for kernel in tried:
+        before(kernel)
         try:
             calls[kernel.name] = _checked(kernel, problem, stand)
             found[kernel.name] = measure(
@@ -211,8 +235,8 @@ def contest(
             if not stand.bench.is_sound():
                 raise SystemExit(f"{kernel.name} took the device down: {error}") from error
     ranked = sorted((k for k in tried if k.name in found), key=lambda k: found[k.name])
-    rivals = [k for k in ranked if is_rival(k)][:LEADERS]
-    last = [*ranked[:LEADERS], *rivals, *(k for k in always if k.name in found)]
+    sides = [[k for k in ranked if is_rival(k) == side][:leaders] for side in (False, True)]
+    last = [*sides[0], *sides[1], *(k for k in always if k.name in found)]
     timed = list(dict.fromkeys(k.name for k in last))
     piece = stand.bench.piece(problem)
     theirs = stand.bench.engines["vendor"].plan(vendor, problem, arch)
@@ -238,17 +262,18 @@ def _checked(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Callable[[],
 
 def compile_all(stand: Stand, problems: Sequence[ConvProblem], most: int) -> None:
     """Compiles what the contests will need, in parallel; failures are told and fail again there."""
+    compile_pairs(stand, [(k, p) for p in problems for k in shortlist(p, stand, most)])
+
+
+def compile_pairs(
+    stand: Stand, pairs: Sequence[tuple[Kernel, ConvProblem]], max_workers: int | None = None
+) -> None:
+    """The same for chosen kernels."""
     if stand.is_dry:
         return
-    pairs = []
-    for problem in problems:
-        why = get_op(problem.op).why_unusable
-        legal = [k for k in stand.pool if why(k, problem, stand.arch) is None]
-        order = estimates_us(legal, problem, stand.arch).argsort(kind="stable") if legal else []
-        pairs += [(k, problem) for k in fair([legal[at] for at in order], most)]
     for name, engine in stand.bench.engines.items():
         own = [pair for pair in pairs if pair[0].engine == name]
-        for failure in engine.compile_ahead(own, stand.arch):
+        for failure in engine.compile_ahead(own, stand.arch, max_workers=max_workers):
             print(f"does not compile: {failure[:300]}", file=sys.stderr)
 
 
