@@ -17,6 +17,8 @@ from tilewise.ops.gemm.problem import GemmProblem
 FAMILIES = ("gemm",)
 LAYOUTS = {"fwd": "rcr", "bwd_data": "rrr", "bwd_weight": "crr"}
 """Of the products: pixels and filters both lie channels innermost."""
+LOADING = ("ws", "duo", "pingpong")
+"""Products that have a warp which only copies tiles."""
 _TRAITS = {f.name: f for f in TritonGemmKernel.traits()}
 
 
@@ -65,6 +67,10 @@ class GemmConvKernel(Kernel):
     def tile(self) -> tuple[int, int, int]:
         """Over the op's m x n result, or its transpose, and the reduction done in a step."""
         return self.tile_m, self.tile_n, self.tile_k
+
+    @property
+    def load_warps(self) -> int:
+        return int(self.product in LOADING)
 
     @property
     def is_deterministic(self) -> bool:
