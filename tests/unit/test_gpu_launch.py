@@ -271,6 +271,8 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/both.cuh").write_text(CUDA)
     monkeypatch.setattr(nvrtc, "OPS", tmp_path)
+    nvrtc.sources.cache_clear()
+    nvrtc._digest.cache_clear()
 
 
 def many_steps() -> Launch:

@@ -41,6 +41,12 @@ SOURCE = CudaSource(
 )
 
 
+def as_a_new_process() -> None:
+    """Reads sources anew."""
+    nvrtc.sources.cache_clear()
+    nvrtc._digest.cache_clear()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An `ops` folder with a kernel in two headers' company, and a cache of its own."""
@@ -50,7 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "ops/toy").mkdir(parents=True)
     for name, text in {"scale": KERNEL, "parts": PARTS, "deep": DEEP}.items():
         (tmp_path / f"ops/toy/{name}.cuh").write_text(text)
+    as_a_new_process()
     yield tmp_path
+    as_a_new_process()
     settings.cache_clear()
 
 
@@ -93,6 +101,8 @@ def test_whatever_is_included_makes_another_object(
 ) -> None:
     nvrtc.compile_cuda(SOURCE, "sm_90")
     change(folder / "ops")
+    assert nvrtc.compile_cuda(SOURCE, "sm_90").was_cached, "one process compiles one version"
+    as_a_new_process()
     assert not nvrtc.compile_cuda(SOURCE, "sm_90").was_cached
 
 

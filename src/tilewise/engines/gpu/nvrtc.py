@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tilewise.ops
+from tilewise.core.identity import digest
 from tilewise.core.source import identifier, number
 from tilewise.engines.gpu.object_cache import cached
 from tilewise.engines.gpu.objects import GpuObject, cubin_object
@@ -25,7 +26,6 @@ SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 def compile_cuda(source: CudaSource, target: str) -> GpuObject:
     """The source as an object for `target` (such as `sm_90`), from the cache or compiled now."""
-    text, headers = sources(source.file)
     options = (f"--gpu-architecture={_architecture(target)}", *FLAGS, *_macros(source))
     wanted = {
         "language": "cuda",
@@ -34,15 +34,13 @@ def compile_cuda(source: CudaSource, target: str) -> GpuObject:
         "file": source.file,
         "function": source.function,
         "signature": list(source.signature.values()),
-        "text": text,
-        "headers": headers,
+        "sources": _digest(source.file),
     }
-    return cached(wanted, lambda: _compile(source, text, headers, options))
+    return cached(wanted, lambda: _compile(source, options))
 
 
-def _compile(
-    source: CudaSource, text: str, headers: dict[str, str], options: tuple[str, ...]
-) -> GpuObject:
+def _compile(source: CudaSource, options: tuple[str, ...]) -> GpuObject:
+    text, headers = sources(source.file)
     cubin, log = _nvrtc().compile(text, source.file, headers, options)
     made = cubin_object(cubin, source.function, log=log)
     expected = tuple(BYTES[kind] for kind in source.signature.values())
@@ -70,10 +68,19 @@ def _value(value: int | str) -> str:
     return identifier(value) if isinstance(value, str) else number(int(value))
 
 
+@cache
+def _digest(file: str) -> str:
+    """Of everything that `sources` gives."""
+    text, headers = sources(file)
+    return digest({"text": text, "headers": headers})
+
+
+@cache
 def sources(file: str) -> tuple[str, dict[str, str]]:
     """The text of a file below `ops/`, and every header it includes, by the name it is given.
 
-    The compiler sees these texts and no disk, so what is compiled is what the cache's key says.
+    The compiler sees these texts and no disk, so what is compiled is what the cache's key says;
+    they are read once, so all that a process compiles is of one version.
     """
     try:
         text = (OPS / file).read_text()
