@@ -35,6 +35,7 @@ _PUBLIC = {
     "patch": "tilewise.torch_ops.switch",
     "unpatch": "tilewise.torch_ops.switch",
     "layers": "tilewise.torch_ops.switch",
+    "prepare": "tilewise.torch_ops.preparing",
     "tune": "tilewise.torch_ops.tuning",
     "use_plan": "tilewise.torch_ops.tuning",
     "choose_in_compile": "tilewise.torch_ops.inductor",
@@ -66,6 +67,7 @@ __all__ = [
     "load_arch",
     "matmul",
     "patch",
+    "prepare",
     "run",
     "scaled_matmul",
     "select",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from tilewise.problems.capture import capture
     from tilewise.selection.predictor import Predictor
     from tilewise.torch_ops.inductor import choose_in_compile
+    from tilewise.torch_ops.preparing import prepare
     from tilewise.torch_ops.switch import layers, patch, unpatch
     from tilewise.torch_ops.tuning import tune, use_plan
 

@@ -26,6 +26,9 @@ class FusedPlan(Plan):
         self.kernel, self.problem, self.workspace_bytes = inner.kernel, inner.problem, 0
         self.epilogue, self._inner, self._seen = epilogue, inner, seen
 
+    def sources(self, operands: Sequence[Any], out: Any) -> Sequence[Any]:
+        return [(self.problem.op, self.epilogue)]
+
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         first, second, *more = operands
         self._inner.execute((first, second), out)

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import tilewise as tw
+from tilewise.dispatch import Dispatcher
 from tilewise.errors import InputError
+from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.torch_ops import casting, layers, switch
 from tilewise.torch_ops.layers import Asked, Served, decide
 
@@ -152,7 +154,7 @@ ASKED: dict[str, Any] = {
 
 def expected(monkeypatch: pytest.MonkeyPatch, *times: tuple[float | None, float, bool]) -> None:
     told = iter(times)
-    monkeypatch.setattr(layers, "_expected_us", lambda problem, saved, arch: next(told))
+    monkeypatch.setattr(layers, "_expected_us", lambda *_: next(told))
 
 
 def test_gains_must_pay_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +166,25 @@ def test_gains_must_pay_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     served = decide(Asked(**ASKED))
     assert not served.is_ours
     assert "as much as it gains" in served.why
+
+
+def test_a_chain_calls_us_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_chain in (False, True):
+        expected(monkeypatch, (1000.0, 996.0, True))
+        assert decide(Asked(**ASKED, is_chain=is_chain)).is_ours == is_chain
+
+
+def test_only_what_is_fused_saves_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that cannot fuse reads its result again, as PyTorch does."""
+    problem = GemmProblem(m=64, n=256, k=128)
+    arch = layers.arch_on(torch.device("cpu"))
+    saved = int(1e3 * arch.memory_gb_s)  # a microsecond
+    times = []
+    for fuses in (False, True):
+        monkeypatch.setattr(Dispatcher, "vendor_us", lambda *_: 1e6)
+        monkeypatch.setattr(Dispatcher, "fuses", lambda *_, fuses=fuses: fuses)
+        times.append(layers._expected_us(problem, arch, saved, "an epilogue")[0])
+    assert times == [1e6, 1e6 + 1]
 
 
 def test_gradients_count_in_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:

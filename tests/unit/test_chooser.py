@@ -21,6 +21,8 @@ from tilewise.dispatch.padding import COPY_US, aligned, copy_us
 from tilewise.engines import Build
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import all_ops, get_op
+from tilewise.ops.conv.epilogue import Epilogue
+from tilewise.ops.conv.launch import why_unfused
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.vendor import VendorKernel
@@ -277,6 +279,27 @@ def test_a_pass_that_is_saved_counts_against_the_vendor() -> None:
         choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes)
         assert (choice.kernel == kernels[0]) == is_ours
         assert ("another pass" in choice.reason) == is_ours
+
+
+def test_only_kernels_that_give_sums_are_taken_for_their_sums() -> None:
+    problem = ConvProblem(
+        direction="fwd", n=8, c=128, k=128, g=32, h=56, w=56, y=3, x=3, pad_h=1, pad_w=1,
+        dtype="bf16", layout="nhwc",
+    )  # fmt: skip
+    own = load_pool(get_op("conv_fwd"), H200, ["cuda", "triton"])
+    rule, sums = get_op("conv_fwd").why_unusable, Epilogue(sums=True)
+    legal = [k for k in own if rule(k, problem, H200) is None]
+    giving = next(k for k in legal if why_unfused(k, problem, sums) is None)
+    other = next(k for k in legal if why_unfused(k, problem, sums) is not None)
+    vendor = VendorKernel(op_name="conv_fwd", library="torch")
+    registry = Registry("conv_fwd", H200)
+    registry.declare([other, giving, vendor])
+    us = {vendor.name: 100.0, other.name: 110.0, giving.name: 120.0}
+    dispatcher = Dispatcher(registry, rankers=[Oracle(us)])  # type: ignore[list-item]
+    saved_bytes = int(40 * H200.memory_gb_s * 1e3)
+    for epilogue, expected in ((sums, giving), (Epilogue(bias=True), other)):
+        choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes, epilogue=epilogue)
+        assert choice.kernel == expected
 
 
 def test_strictness_leaves_out_what_spreads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tilewise.core.arch import load_arch
 from tilewise.engines.gpu import nvrtc, object_cache
+from tilewise.engines.gpu.build import compile_together
 from tilewise.engines.gpu.elf import EM_CUDA, read_elf
 from tilewise.engines.gpu.objects import over_limit
 from tilewise.errors import BuildError
@@ -181,3 +183,12 @@ def test_what_all_kernels_share_compiles() -> None:
         options = ("--gpu-architecture=sm_90a", *nvrtc.FLAGS)
         cubin, _ = nvrtc._nvrtc().compile(text, file.name, headers, options)
         assert read_elf(cubin).machine == EM_CUDA
+
+
+def test_sources_are_compiled_together(folder: Path) -> None:
+    other = replace(SOURCE, constants={"SLOTS": 128, "TYPE": "float"})
+    broken = replace(SOURCE, constants={"SLOTS": 128, "TYPE": "nothing"})
+    (line,) = compile_together([SOURCE, SOURCE, other, broken], "sm_90", 2)
+    assert line.startswith("scale: toy/scale.cuh does not compile")
+    assert all(nvrtc.compile_cuda(source, "sm_90").was_cached for source in (SOURCE, other))
+    assert compile_together([], "sm_90") == []

@@ -125,7 +125,12 @@ class Dispatcher:
         )
 
     def select_fusing(
-        self, problem: Problem, *, saved_bytes: int, deterministic: bool = False
+        self,
+        problem: Problem,
+        *,
+        saved_bytes: int,
+        deterministic: bool = False,
+        epilogue: Any = None,
     ) -> Choice:
         """`select` where kernels that fuse an epilogue save so many bytes beside the vendor's."""
         choice = self.select(problem, deterministic=deterministic)
@@ -134,13 +139,18 @@ class Dispatcher:
             return choice
         limit = vendor_us + saved_bytes / (self.registry.arch.memory_gb_s * 1e3)
         for ranked in choice.ranking:
-            engine = ranked.kernel.engine
-            if not is_foreign(engine) and get_engine(engine).takes_epilogue:
+            if self.fuses(ranked.kernel, problem, epilogue):
                 if ranked.predicted_us >= limit:
                     break
                 reason = f"{choice.reason}; what it fuses would cost the vendor another pass"
                 return replace(choice, kernel=ranked.kernel, reason=reason)
         return choice
+
+    def fuses(self, kernel: Kernel, problem: Problem, epilogue: Any = None) -> bool:
+        """Whether a kernel takes what has to be done to its result: an epilogue, or any."""
+        if is_foreign(kernel.engine) or not get_engine(kernel.engine).takes_epilogue:
+            return False
+        return epilogue is None or get_engine(kernel.engine).fuses(kernel, problem, epilogue)
 
     def plan(
         self,
@@ -158,7 +168,7 @@ class Dispatcher:
 
         def make() -> tuple[Plan, Choice]:
             choice = self.select_fusing(
-                problem, saved_bytes=saved_bytes, deterministic=deterministic
+                problem, saved_bytes=saved_bytes, deterministic=deterministic, epilogue=epilogue
             )
             return self._first_that_builds(choice, epilogue)
 

@@ -138,6 +138,14 @@ class PaddedPlan(Plan):
             return None
         return f"{self.kernel.name} reaches tensors that begin at multiples of {WIDE_BYTES} bytes"
 
+    def sources(self, operands: Sequence[Any], out: Any) -> Sequence[Any]:
+        count = len(self._shapes) - 1
+        seen = [
+            self._copy(at, out) if at in self._moved else tensor
+            for at, tensor in enumerate((*operands[:count], out))
+        ]
+        return self._inner.sources(seen[:count], seen[count])
+
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         """Copies in, computes and copies out; copies are its own, `workspace` is the kernel's."""
         count = len(self._shapes) - 1
@@ -187,6 +195,9 @@ class CopyingPlan(Plan):
 
     def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
         return self._inner.why_unfit(*self.ready(operands, out))
+
+    def sources(self, operands: Sequence[Any], out: Any) -> Sequence[Any]:
+        return self._inner.sources(*self.ready(operands, out))
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:
         inputs, result = self.ready(operands, out)

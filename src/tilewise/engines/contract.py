@@ -78,6 +78,13 @@ class Plan(ABC):
     def prepare(self, operands: Sequence[Any], out: Any) -> None:  # noqa: B027  # optional
         """Compiles and loads whatever the first call with such tensors would; launches nothing."""
 
+    def sources(self, operands: Sequence[Any], out: Any) -> Sequence[Any]:
+        """What a call with such tensors compiles for them alone, as the engine's compiler takes it.
+
+        None where that is done when the plan is made.
+        """
+        return ()
+
     def bind(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> Callable[[], Any]:
         """A call with everything fixed, for timing and for repeating with little overhead."""
         return lambda: self.execute(operands, out, workspace)
@@ -176,6 +183,10 @@ class Engine(ABC):
     def build_one(self, kernel: Kernel) -> Build:
         """What became of one kernel, for engines that have nothing to compile."""
         return Build(kernel=kernel, status="ok", was_cached=True)
+
+    def fuses(self, kernel: Kernel, problem: Problem, epilogue: Any) -> bool:
+        """Whether a kernel does to its result what `epilogue` says; the plan says it again."""
+        return self.takes_epilogue
 
     @abstractmethod
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> Plan:

@@ -19,6 +19,7 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Plan
 from tilewise.errors import ArchError, TensorError
 from tilewise.ops.contract import get_op
+from tilewise.torch_ops.collecting import COLLECTOR
 from tilewise.torch_ops.theirs import tell_once
 
 
@@ -90,6 +91,9 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
         return work.theirs(*tensors)
     out = work.allocate()
     call = prepare(dispatcher.registry.op, work.problem, work.operands(*tensors), work.seen(out))
+    if COLLECTOR.is_open and work.theirs is not None:
+        COLLECTOR.add(plan.sources(call.operands, call.out))
+        return work.theirs(*tensors)
     vectors = work.vectors(*tensors)
     plan, choice = dispatcher.execute(work.problem, call, vectors=vectors, **options)
     call.finish()

@@ -21,6 +21,7 @@ from torch.nn.modules import module as modules
 
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
+from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import layout_of, settings
 from tilewise.torch_ops import convolutions, linear
 from tilewise.torch_ops.calls import is_capturing
@@ -117,6 +118,7 @@ class LinearChain(Chain):
             dtype=kind,
             device=x.device,
             saved_bytes=2 * size,
+            is_chain=True,
         )
         served = _served(layer, asked, self.activation)
         name = self.activation
@@ -198,7 +200,8 @@ class ConvChain(Chain):
             return None, None
         if call.why_not_packed() is not None and not layer.__dict__.get(ALWAYS):
             return None, None
-        asked = call.asked
+        size = prod(call.shape) * call.x.element_size()  # read once more for its statistics
+        asked = replace(call.asked, saved_bytes=size, epilogue=Epilogue(sums=True))
         if wants:
             wants_w = layer.weight.requires_grad
             asked = replace(asked, wants_x=call.x.requires_grad, wants_w=wants_w)
@@ -236,6 +239,7 @@ class Given:
             device=x.device,
             layout=self.layout,
             settings=sizes,
+            is_chain=True,
         )
 
     def why_not_packed(self) -> str | None:

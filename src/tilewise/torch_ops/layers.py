@@ -31,11 +31,13 @@ ALWAYS = "_tilewise_always"
 THEIRS = "_tilewise_theirs"
 """Where a class of patched layers keeps the class of PyTorch's."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-CALL_US = {"linear": (8.0, 55.0), "conv": (6.0, 40.0)}
+CALL_US = {"linear": (8.0, 55.0), "conv": (6.0, 40.0), "chain": (1.0, 4.0)}
 """What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
 
 Above what `benchmarks/layer_overhead.py` reads on two AMD EPYC cores (7.8, 46.7, 4.4 and 30.7 us,
 2026-11-18, the last two beside other work): where the gain is not sure, the call stays PyTorch's.
+A chain is a call of ours whoever computes its first layer, and our launch costs no more than
+PyTorch's way to cuDNN.
 """
 
 
@@ -78,6 +80,15 @@ class Asked:
     wants_w: bool = False
     saved_bytes: int = 0
     """What the forward kernel fuses that PyTorch reads and writes in a pass of its own."""
+    epilogue: Any = None
+    """What has to be fused for that, where not every kernel can."""
+    is_chain: bool = False
+    """Whether what follows the layer is served with it."""
+
+    @property
+    def call_us(self) -> float:
+        """What serving it by ourselves costs in Python beyond PyTorch's call."""
+        return CALL_US["chain" if self.is_chain else self.kind][self.wants_x or self.wants_w]
 
     def problems(self) -> Iterator[Problem]:
         """The forward pass and the gradients that are asked for."""
@@ -113,22 +124,32 @@ def decide(asked: Asked) -> Served:
     if asked.dtype not in NAMES or asked.device.type not in ("cpu", "cuda"):
         return theirs(f"tilewise has no layers of {asked.dtype} on {asked.device.type}")
     try:
-        arch = _arch(asked.device)
+        arch = arch_on(asked.device)
         problems = list(asked.problems())
-        saved = [asked.saved_bytes, *[0] * (len(problems) - 1)]
-        times = [_expected_us(*one, arch) for one in zip(problems, saved, strict=True)]
+        first, *rest = problems
+        times = [_expected_us(first, arch, asked.saved_bytes, asked.epilogue)]
+        times += [_expected_us(problem, arch) for problem in rest]
     except (InputError, NoKernelError) as error:
         return theirs(str(error).splitlines()[0])
     if not any(is_ours for _, _, is_ours in times):
         return theirs("PyTorch's routines are expected to be as fast or faster", **_sums(times))
     if any(vendor_us is None for vendor_us, _, _ in times):
         return theirs("nobody measured PyTorch's routine on this device; tw.tune does")
-    call_us = CALL_US[asked.kind][asked.wants_x or asked.wants_w]
+    call_us = asked.call_us
     theirs_us, ours_us = sum(t[0] or 0.0 for t in times), sum(t[1] for t in times)
     found = {"theirs_us": theirs_us, "ours_us": ours_us + call_us}
     if ours_us + call_us >= theirs_us:
         return theirs(f"calling tilewise costs {call_us:.0f} us, as much as it gains", **found)
     return Served(is_ours=True, why=f"faster by the {_path(asked, arch)} ranking", **found)
+
+
+def is_faster(problem: Problem, device: torch.device) -> bool:
+    """Whether our kernel for one problem gains more than compiled code spends on calling it."""
+    try:
+        vendor_us, ours_us, is_ours = _expected_us(problem, arch_on(device))
+    except (InputError, NoKernelError):
+        return False
+    return is_ours and vendor_us is not None and ours_us + CALL_US["chain"][0] < vendor_us
 
 
 def _sums(times: Sequence[tuple[float | None, float, bool]]) -> dict[str, float]:
@@ -137,7 +158,8 @@ def _sums(times: Sequence[tuple[float | None, float, bool]]) -> dict[str, float]
 
 
 @cache
-def _arch(device: torch.device) -> Arch:
+def arch_on(device: torch.device) -> Arch:
+    """Of a device that tensors are on."""
     return live_arch(torch.empty(0, device=device))
 
 
@@ -147,13 +169,13 @@ def _path(asked: Asked, arch: Arch) -> str:
 
 
 def _expected_us(
-    problem: Problem, saved_bytes: int, arch: Arch
+    problem: Problem, arch: Arch, saved_bytes: int = 0, epilogue: Any = None
 ) -> tuple[float | None, float, bool]:
     """What PyTorch's routine is expected to take, what the chosen one, and whether it is ours."""
     dispatcher = default_dispatcher(problem.op, arch)
-    choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes)
+    choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes, epilogue=epilogue)
     vendor_us = dispatcher.vendor_us(problem)
-    if vendor_us is not None:
+    if vendor_us is not None and dispatcher.fuses(choice.kernel, problem, epilogue):
         vendor_us += saved_bytes / (arch.memory_gb_s * 1e3)
     if choice.kernel.engine == "vendor":
         return vendor_us, vendor_us or 0.0, False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise.core.arch import Arch
 from tilewise.core.tensors import view
 from tilewise.dispatch import live_arch
 from tilewise.engines.gpu.bound import BoundLaunch
@@ -15,6 +16,7 @@ from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.ops.launch import Launch
 from tilewise.torch_ops import norm_launch
 from tilewise.torch_ops.calls import allocator
+from tilewise.torch_ops.collecting import COLLECTOR, clear
 from tilewise.torch_ops.norm_launch import Norm
 from tilewise.torch_ops.operators import SLOPES
 from tilewise.torch_ops.products import ACTIVATE
@@ -71,22 +73,25 @@ class TritonNorm:
     def _launcher(self, what: str) -> Callable[..., None]:
         found = self._launchers.get(what)
         if found is None:
-            found = self._launchers[what] = self._bind(what)
+            arch = live_arch(self._z)
+            launch, order = self._launch(what, arch)
+            if COLLECTOR.is_open:
+                COLLECTOR.add(launch.sources)
+                return clear
+            with torch.cuda.device(self._z.get_device()):
+                bound = BoundLaunch(launch, arch, f"BatchNorm ({what})", order)
+            found = self._launchers[what] = bound.launcher()
         return found
 
-    def _bind(self, what: str) -> Callable[..., None]:
-        norm, arch = self.norm, live_arch(self._z)
+    def _launch(self, what: str, arch: Arch) -> tuple[Launch, tuple[int, ...]]:
+        """What is launched, and the tensors of a call in their order."""
+        norm = self.norm
+        if what == "forward":
+            return norm_launch.forward(norm, arch), norm.forward_order
+        if what == "apply":
+            return norm_launch.apply(norm, arch), norm.apply_order
         has_residual = what.endswith("residual")
-        made: dict[str, tuple[Callable[[], Launch], tuple[int, ...]]] = {
-            "forward": (lambda: norm_launch.forward(norm, arch), norm.forward_order),
-            "apply": (lambda: norm_launch.apply(norm, arch), norm.apply_order),
-        }
-        launch, order = made.get(what) or (
-            lambda: norm_launch.backward(norm, arch, has_residual),
-            norm.backward_order(has_residual),
-        )
-        with torch.cuda.device(self._z.get_device()):
-            return BoundLaunch(launch(), arch, f"BatchNorm ({what})", order).launcher()
+        return norm_launch.backward(norm, arch, has_residual), norm.backward_order(has_residual)
 
 
 class PlainNorm:

@@ -6,19 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tilewise.core.arch import Arch
 from tilewise.core.problem import Problem
-from tilewise.dispatch import live_arch
 from tilewise.dispatch.remembered import CALLS
-from tilewise.engines.device import detect
-from tilewise.errors import InputError
 from tilewise.judge.tuning import TOP, tune_problems
 from tilewise.problems.capture import capture
 from tilewise.selection.measured import Times, write_plan
 from tilewise.settings import settings
+from tilewise.torch_ops.preparing import arch_of, require_module, run_once
 
 
 def tune(
@@ -30,10 +26,9 @@ def tune(
     the one in force, else one in the cache), which is in force from then on here; other processes
     take it by TILEWISE_PLAN. Gives what was timed.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+    require_module(model)
     problems = _problems(model, inputs)
-    arch = _arch(model, inputs)
+    arch = arch_of(model, inputs)
     times = tune_problems(problems, arch, top=top)
     path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
     write_plan(path, arch, times)
@@ -52,29 +47,7 @@ def use_plan(path: str | os.PathLike[str] | None) -> None:
 
 
 def _problems(model: nn.Module, inputs: tuple[Any, ...]) -> list[Problem]:
-    """What one run computes; gradients of parameters are left as they were."""
-    wants = model.training and torch.is_grad_enabled()
-    held = [(p, p.grad) for p in model.parameters()]
-    with torch.set_grad_enabled(wants), capture() as captured:
-        result = model(*inputs)
-        if wants:
-            _backward(result)
-    for parameter, gradient in held:
-        parameter.grad = gradient
+    """What one run computes."""
+    with capture() as captured:
+        run_once(model, inputs)
     return list(captured.problems)
-
-
-def _backward(result: Any) -> None:
-    if isinstance(result, dict):
-        result = tuple(result.values())
-    tensors = result if isinstance(result, tuple | list) else (result,)
-    ends = [t for t in tensors if isinstance(t, Tensor) and t.requires_grad]
-    if ends:
-        torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
-
-
-def _arch(model: nn.Module, inputs: tuple[Any, ...]) -> Arch:
-    for tensor in (*model.parameters(), *inputs):
-        if isinstance(tensor, Tensor):
-            return live_arch(tensor)
-    return detect("cpu")

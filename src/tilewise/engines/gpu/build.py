@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from functools import partial
@@ -174,6 +174,23 @@ def compile_ahead(
             if error:
                 failed.append(f"{jobs[job].function}: {error}")
     return failed
+
+
+def compile_together(
+    sources: Sequence[AnySource], target: str, max_workers: int | None = None
+) -> list[str]:
+    """`compile_ahead` in threads of this process, for whoever cannot start others."""
+    unique = {source_key(source): source for source in sources}.values()
+    # One after the other in a thread of their own: Triton is Python.
+    triton = [source for source in unique if not isinstance(source, CudaSource)]
+    groups = [triton, *([source] for source in unique if isinstance(source, CudaSource))]
+
+    def failures(group: Sequence[AnySource]) -> list[str]:
+        told = ((source, _compiles(source, target)) for source in group)
+        return [f"{source.function}: {error}" for source, error in told if error]
+
+    with ThreadPoolExecutor(min(max_workers or cpu_count() or 1, len(groups))) as pool:
+        return [line for lines in pool.map(failures, groups) for line in lines]
 
 
 def _compiles(source: AnySource, target: str) -> str:

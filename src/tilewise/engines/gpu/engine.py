@@ -15,7 +15,7 @@ from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
 from tilewise.engines.contract import Build, Engine, Plan, digest_of, versions
 from tilewise.engines.gpu.bound import BoundLaunch, live_target
-from tilewise.engines.gpu.build import build_all, compile_ahead, launch_module
+from tilewise.engines.gpu.build import AnySource, build_all, compile_ahead, launch_module
 from tilewise.engines.gpu.nvrtc import OPS, nvrtc_version, sources, why_no_nvrtc
 from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.errors import ExecutionError, TensorError
@@ -92,6 +92,10 @@ class GpuEngine(Engine):
         target = live_target(arch) if self.why_unavailable() is None else arch.name
         return compile_ahead(sources, target, max_workers)
 
+    def fuses(self, kernel: Kernel, problem: Problem, epilogue: Any) -> bool:
+        why = getattr(launch_module(kernel.op), "why_unfused", None)
+        return why is None or why(kernel, problem, epilogue) is None
+
     def plan(
         self, kernel: Kernel, problem: Problem, arch: Arch, *, epilogue: Any = None
     ) -> GpuPlan:
@@ -99,8 +103,7 @@ class GpuEngine(Engine):
         reason = self.why_unavailable()
         if reason:
             raise ExecutionError(f"{kernel.name} cannot run: {reason}")
-        why = getattr(launch_module(kernel.op), "why_unfused", None)
-        if epilogue is not None and why is not None and why(kernel, problem, epilogue):
+        if epilogue is not None and not self.fuses(kernel, problem, epilogue):
             epilogue = None  # the plan says so, and whoever asked does it after
         return GpuPlan(kernel, problem, arch, epilogue)
 
@@ -189,6 +192,9 @@ class GpuPlan(Plan):
 
     def prepare(self, operands: Sequence[Any], out: Any) -> None:
         self._call(operands, out)
+
+    def sources(self, operands: Sequence[Any], out: Any) -> Sequence[AnySource]:
+        return self._specialised(self._layout(operands, out)).sources
 
     def why_unfit(self, operands: Sequence[Any], out: Any) -> str | None:
         key = self._layout(operands, out)
