@@ -80,6 +80,13 @@ def weight_gradient(
     return _call("bwd_weight", x, dy, tuple(size), layer, deterministic)
 
 
+def compute(
+    direction: str, one: Tensor, two: Tensor, size: tuple[int, ...], layer: Layer
+) -> Tensor:
+    """Any direction of a layer, of its two operands; `size` is a gradient's."""
+    return _call(direction, one, two, size, layer, False)
+
+
 def is_known(device: torch.device) -> bool:
     """Whether convolutions were measured on a device, for a model or a plan; on CPUs they were.
 

@@ -1,4 +1,4 @@
-"""torch.compile: tilewise's choices for matrix products, made while Inductor compiles.
+"""torch.compile: tilewise's choices for products and convolutions, made while Inductor compiles.
 
 One line before compiling, and models stay as they are. Nothing is measured: with sizes known, what
 the vendor wins stays an ATen call that Inductor plans as ever, and what tilewise wins is called by
@@ -8,6 +8,7 @@ the compiled code. With sizes unknown the call chooses afresh for each, when it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from tilewise import __version__
 from tilewise.errors import InputError
 from tilewise.settings import settings
-from tilewise.torch_ops import products
+from tilewise.torch_ops import inductor_convs, products
 from tilewise.torch_ops.layers import NAMES, Asked, decide
 
 SERVED = ("mm", "addmm", "bmm")
@@ -35,9 +36,9 @@ KERNELS: dict[str, Callable[..., Tensor]] = {"mm": _mm, "addmm": _addmm, "bmm": 
 
 
 def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
-    """Lets `torch.compile` take tilewise's choices for matrix products from now on.
+    """Lets `torch.compile` take tilewise's choices for products and convolutions from now on.
 
-    With `always` tilewise serves every product it can, whoever is expected to be faster. What is
+    With `always` tilewise serves all that it can, whoever is expected to be faster. What is
     compiled already stays as it is.
     """
     from torch._inductor import config
@@ -56,6 +57,14 @@ def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
         config.inductor_choices_class = make
     # A thread that has compiled before keeps who chose then.
     V.set_choices_handler(InductorChoices() if make is None else make())
+    before = config.post_grad_custom_pre_pass
+    if isinstance(before, inductor_convs.Pass):
+        before = before.before
+    if enabled:
+        inductor_convs.lower()
+        config.post_grad_custom_pre_pass = inductor_convs.Pass(_sign(always), always, before)
+    else:
+        config.post_grad_custom_pre_pass = before
 
 
 def _choices(always: bool) -> Any:
@@ -69,7 +78,7 @@ def _choices(always: bool) -> Any:
 
         def uuid(self) -> str:
             """Part of the key of compiled code on disk."""
-            return f"tilewise {__version__} always={always} {settings()}"
+            return _sign(always)
 
         def _finalize_template_configs(
             self,
@@ -90,14 +99,18 @@ def _choices(always: bool) -> Any:
     return Choices()
 
 
+def _sign(always: bool) -> str:
+    """What choices depend on besides the graph."""
+    return f"tilewise {__version__} always={always} {settings()}"
+
+
+@cache
 def _registered(op_name: str) -> Any:
     """The function as Inductor knows it: compiled code calls it by name."""
     from torch._inductor.select_algorithm import ExternKernelChoice
 
     name = f"tilewise_{op_name}"
-    return ExternKernelChoice.lookup(name) or ExternKernelChoice(
-        KERNELS[op_name], name=name, has_out_variant=False
-    )
+    return ExternKernelChoice(KERNELS[op_name], name=name, has_out_variant=False)
 
 
 def _ours(op_name: str, inputs: Any) -> Any:
