@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Whole models, PyTorch's own against patched ones: what a user feels.
 
-usage: python benchmarks/whole_models.py [--minutes 3] [--only TEXT] [--modes eager,graph]
-                                         [--batch 256,64] [--tasks training,inference]
-                                         [--sides patched,fused] [--layers] [--profile]
-                                         [--out FILE.jsonl] [--device cpu --tiny]
+usage: python benchmarks/whole_models.py [--minutes 3] [--models TEXT,TEXT]
+                                         [--modes eager,graph,compile] [--batch 256,64]
+                                         [--tasks training,inference] [--sides patched,fused]
+                                         [--layers] [--profile] [--out FILE.jsonl]
+                                         [--device cpu --tiny]
 
 Each model runs several times in one process, in turns: as PyTorch made it, after `tilewise.patch`
 (`patched`), and after `tilewise.patch(fuse=True)` (`fused`); `tuned` is fused after
@@ -13,12 +14,14 @@ channels-last in bf16 (training: autocast with fp32 weights). The ratio is PyTor
 ours. Beside it: the time until the host is free again, the first step (start-up), peak memory
 beyond the weights, how far results and gradients are apart, and who serves how many layers.
 
-The most telling cases come first, and none starts after `--minutes`. They run in a process of
-their own, which is started again behind a case that breaks it or hangs. A case's row is printed
-and appended to `--out` as soon as it is there.
+The most telling cases come first, compiled ones last, and all ends after `--minutes`. They run in
+a process of their own, which is started again behind a case that breaks it or hangs. A case's row
+is printed and appended to `--out` as soon as it is there; a table of ratios is the end. What our
+models launch is compiled by `tilewise.prepare` before their first step, and counts as part of it.
+Under torch.compile the last of the sides alone stands beside PyTorch's: chains are the compiler's.
 
 Where a GPU's time goes, plain and fused:
-    python benchmarks/whole_models.py --only resnext --tasks training --batch 256 --profile
+    python benchmarks/whole_models.py --models resnext --tasks training --batch 256 --profile
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ ROUNDS, TURN_S = 5, 0.03
 HANGS_S = 120
 """A case that takes longer is ended."""
 MODES = ("eager", "graph", "compile", "max-autotune")
+SHARING = MODES[:2]
+"""Graphs are captured of what ran eagerly."""
 TASKS = ("training", "inference")
 SIDES: dict[str, dict[str, bool]] = {
     "patched": {},
@@ -58,11 +63,12 @@ LINES = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One model, task and batch, in all modes."""
+    """One model, task and batch, in modes that share what was made for it."""
 
     model: str
     task: str
     batch: int
+    modes: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
@@ -209,6 +215,12 @@ def models_of(job: Job, case: Any, names: Sequence[str], x: Any) -> list[tuple[A
                 tilewise.tune(deepcopy(model), x)
         start = time.perf_counter()
         tilewise.patch(other, **SIDES[name])
+        if x.device.type == "cuda" and "eager" in job.modes:
+            with (
+                torch.set_grad_enabled(job.task == "training"),
+                torch.autocast(x.device.type, torch.bfloat16, enabled=job.task == "training"),
+            ):
+                tilewise.prepare(other, x)
         made.append((other, time.perf_counter() - start))
     return made
 
@@ -219,7 +231,8 @@ def run(job: Job, case: Any, mode: str, names: Sequence[str], x: Any, kept: dict
 
     import tilewise
 
-    sides: list[Side] = kept.get("eager", []) if mode in ("eager", "graph") else []
+    names = names if mode in SHARING else names[-1:]
+    sides: list[Side] = kept.get("eager", []) if mode in SHARING else []
     if not sides:
         if not kept.get("models"):
             kept["models"] = models_of(job, case, names, x)
@@ -231,7 +244,7 @@ def run(job: Job, case: Any, mode: str, names: Sequence[str], x: Any, kept: dict
             sides[-1].first_s += patch_s
         if mode == "compile":
             tilewise.choose_in_compile(False)
-        if mode in ("eager", "graph"):
+        if mode in SHARING:
             kept["eager"] = sides
         else:
             kept.clear()  # their parameters have moved
@@ -348,7 +361,7 @@ def work(args: argparse.Namespace, jobs: Sequence[Job]) -> None:
     for job in jobs:
         tell(args, {"start": asdict(job)})
         kept: dict[str, Any] = {}
-        for mode in args.modes.split(","):
+        for mode in job.modes:
             row = Row(model=job.model, task=job.task, mode=mode, batch=job.batch)
             try:
                 x = known[job.model].feed(job.batch, args.device)
@@ -387,19 +400,25 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     from model_cases import cases
 
     batches = tuple(map(int, args.batch.split(",")))
-    found = []
-    for case in cases(args.tiny):
-        for task in args.tasks.split(","):
-            if args.only in case.name and task in case.tasks:
-                sizes = case.batches or batches
-                found += [Job(model=case.name, task=task, batch=batch) for batch in sizes]
-    own = {case.name: case.batches for case in cases(args.tiny)}
+    modes = args.modes.split(",")
+    shared = tuple(mode for mode in modes if mode in SHARING)
+    groups = [*([shared] if shared else []), *((mode,) for mode in modes if mode not in SHARING)]
+    known = {case.name: case for case in cases(args.tiny)}
+    found = [
+        Job(model=case.name, task=task, batch=batch, modes=group)
+        for group in groups
+        for case in known.values()
+        for task in args.tasks.split(",")
+        for batch in case.batches or batches
+        if any(text in case.name for text in args.models.split(",")) and task in case.tasks
+    ]
 
-    def rank(job: Job) -> tuple[int, int]:
-        if own[job.model]:
-            return 1, 0
+    def rank(job: Job) -> tuple[int, ...]:
+        group = groups.index(job.modes)
+        if known[job.model].batches:
+            return group, 1, 0
         late = job.model == "vit_b_16"
-        return 2 * batches.index(job.batch) + late, TASKS.index(job.task)
+        return group, 2 * batches.index(job.batch) + late, TASKS.index(job.task)
 
     return sorted(found, key=rank)
 
@@ -422,8 +441,7 @@ def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
                 if "on" in told:
                     args.on = told["on"]
                 elif "start" in told:
-                    current, rows = Job(**told["start"]), 0
-                    jobs = [job for job in jobs if job != current]
+                    current, rows = jobs.pop(0), 0
                 else:
                     rows += 1
                     keep(args, told)
@@ -431,12 +449,14 @@ def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
             if is_over:
                 break
             late = time.monotonic() - since > HANGS_S
-            if late or (time.monotonic() > end and rows == len(args.modes.split(","))):
+            if late or time.monotonic() > end:
                 os.killpg(child.pid, signal.SIGKILL)  # its own group: what it started goes too
                 child.wait()
                 broken += late
                 if late and current is not None:
                     lost(args, current, rows, f"no row within {HANGS_S} s")
+                if not late and current is not None:
+                    jobs.insert(0, current)
                 current = None
                 if not late:
                     break
@@ -447,17 +467,40 @@ def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
         if current is None and child.returncode not in (0, -signal.SIGKILL):
             return child.returncode  # it never came to a job
     for job in jobs:
-        print(f"{job.model} {job.task} {job.batch}: left out, {args.minutes:g} minutes are over")
+        what = f"{job.model} {job.task} {job.batch} {','.join(job.modes)}"
+        print(f"{what}: left out, {args.minutes:g} minutes are over")
+    print(table(args.rows))
     return 1 if broken else 0
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """PyTorch's time in each mode, and ours: over PyTorch's in the same mode, over its best."""
+    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        if not row["failed"]:
+            case = (row["model"], row["task"], row["batch"])
+            cases.setdefault(case, {})[row["mode"]] = row
+    lines = []
+    for (model, task, batch), modes in cases.items():
+        best = min(row["torch"]["ms"] for row in modes.values())
+        lines.append(f"{model} {task} {batch}: PyTorch's best {best:.2f} ms")
+        for mode, row in modes.items():
+            told = [f"  {mode:12} PyTorch {row['torch']['ms']:8.2f} ms"]
+            for name, times in row["sides"].items():
+                ratios = f"x{times['ratio']:.3f}, of its best x{best / times['ms']:.3f}"
+                told.append(f"{name} {times['ms']:8.2f} ms ({ratios})")
+            lines.append("   ".join(told))
+    return "\n".join(lines)
+
+
 def keep(args: argparse.Namespace, row: dict[str, Any]) -> None:
+    args.rows.append(row)
     with Path(args.out).open("a") as file:
         file.write(json.dumps(args.on | row) + "\n")
 
 
 def lost(args: argparse.Namespace, job: Job, rows: int, why: str) -> None:
-    mode = args.modes.split(",")[min(rows, len(args.modes.split(",")) - 1)]
+    mode = job.modes[min(rows, len(job.modes) - 1)]
     row = Row(model=job.model, task=job.task, mode=mode, batch=job.batch, failed=why)
     keep(args, asdict(row))
     print(shown(row), flush=True)
@@ -465,8 +508,8 @@ def lost(args: argparse.Namespace, job: Job, rows: int, why: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="no case starts after these")
-    parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--minutes", type=float, default=60.0, help="all ends after these")
+    parser.add_argument("--models", default="", help="those with one of these in their names")
     parser.add_argument("--modes", default="eager,graph", help=",".join(MODES))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--batch", default="256,64", help="images of a step, several by commas")
@@ -501,12 +544,13 @@ def why_wrong(args: argparse.Namespace) -> str | None:
 def main() -> int:
     args = arguments()
     if args.jobs:
-        work(args, [Job(**job) for job in json.loads(args.jobs)])
+        work(args, [Job(**job | {"modes": tuple(job["modes"])}) for job in json.loads(args.jobs)])
         return 0
     why = why_wrong(args)
     if why is not None:
         print(f"whole_models: {why}", file=sys.stderr)
         return 2
+    args.rows = []
     jobs = jobs_of(args)
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as notes:
         args.notes = notes.name
