@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fusing import fused  # noqa: F401  # a fixture
-from residual_blocks import Basic, Inverted, network
+from residual_blocks import Basic, Inverted, layer, network
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -58,14 +58,14 @@ def steps(model: nn.Module, count: int, images: Tensor = IMAGES, **cast: Any) ->
 
 def test_chains_are_found() -> None:
     assert chains(Basic(4, 4)) == [("ConvChain", "relu")] * 2
-    assert chains(Inverted(4)) == []  # what it calls are modules of their own
+    assert chains(Inverted(4)) == [("Tail", "none")]  # the addition to what its block gives
     assert chains(Inverted(4).block[1]) == [("ConvChain", "silu")]
     mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 4), nn.ReLU())
     assert chains(mlp) == [("LinearChain", "gelu"), ("LinearChain", "relu")]
     model = tw.patch(network(), fuse=True)
     owners = [name for name, module in model.named_modules() if is_fused(module)]
     assert owners == [
-        *("", "3", "3.downsample", "4", "5.block.0", "5.block.1"),
+        *("", "3", "3.downsample", "4", "5", "5.block.0", "5.block.1"),
         *("5.block.2", "5.block.3"),
     ]
     assert isinstance(model[3], Basic)
@@ -157,12 +157,92 @@ def test_inference_folds_and_fuses(fused: list[Epilogue]) -> None:  # noqa: F811
     assert done == {
         (True, False, "relu"): 2 * 3,  # the stem, and the first layer of each block
         (True, True, "relu"): 2 * 2,
-        (True, False, "none"): 2 * 3,  # the shortcut, the last of the inverted block, its gate
+        (True, True, "none"): 2,  # the last of the inverted block
+        (True, False, "none"): 2 * 2,  # the shortcut, the inverted block's gate
         (True, False, "silu"): 2 * 3,  # both before it, and the squeezing one
     }
     folded = [row.served.why for row in tw.layers(patched) if not row.with_gradients]
     assert sum("BatchNorm, addition, relu" in why for why in folded) == 2
     assert any("with gelu" in why for why in folded)
+
+
+class Dropped(nn.Module):
+    """Leaves branches out in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * torch.empty(len(x), 1, 1, 1).bernoulli_(0.5)
+
+
+class Deep(nn.Module):
+    """A container within a container, a branch that may be dropped, and an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Sequential(layer(4, 8, 1), layer(8, 4, 3, activation=False))
+        self.depth, self.relu = Dropped(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.depth(self.conv(x))
+        result += x
+        return self.relu(result)
+
+
+def deep() -> tuple[nn.Module, nn.Module, Tensor]:
+    """Plain, fused, and what goes in."""
+    return Deep().eval(), tw.patch(Deep().eval(), fuse=True, always=True), torch.randn(2, 4, 6, 6)
+
+
+def test_what_a_container_gives_is_added_to_by_its_last_layer(fused: list[Epilogue]) -> None:  # noqa: F811
+    plain, patched, x = deep()
+    with torch.no_grad():
+        close(patched(x), plain(x), rtol=1e-4, atol=1e-4)
+    last = Epilogue(bias=True, residual=True, activation="relu")
+    assert fused == [Epilogue(bias=True, activation="silu"), last]
+    for model in (plain, patched):
+        model.depth.train()  # now there is something between them
+    fused.clear()
+    results = []
+    for model in (plain, patched):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            results.append(model(x))
+    close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    assert fused and last not in fused
+
+
+def test_containers_that_are_watched_or_changed_are_called(fused: list[Epilogue]) -> None:  # noqa: F811
+    plain, patched, x = deep()
+    seen: list[Tensor] = []
+    handle = patched.conv[1].register_forward_hook(
+        lambda module, given, result: seen.append(result)
+    )
+    with torch.no_grad():
+        close(patched(x), plain(x), rtol=1e-4, atol=1e-4)
+        assert len(seen) == 1 and seen[0].min() < 0
+        handle.remove()
+        for model in (plain, patched):
+            torch.manual_seed(2)
+            model.conv[1] = nn.Sequential(nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4), nn.Tanh()).eval()
+        close(patched(x), plain(x), rtol=1e-4, atol=1e-4)
+        for model in (plain, patched):
+            model.conv.append(nn.Identity())
+        close(patched(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def test_an_addition_behind_a_container_in_training(fused: list[Epilogue]) -> None:  # noqa: F811
+    class Bare(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.conv(x)
+
+    x = torch.randn(2, 4, 6, 6)
+    plain, patched = Bare(), tw.patch(Bare(), fuse=True, always=True)
+    for model, additions in ((plain, 1), (patched, 0)):
+        assert nodes(model(x))["AddBackward0"] == additions
+    for ours, theirs in zip(steps(patched, 2, x), steps(plain, 2, x), strict=True):
+        close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_pytorchs_convolution_is_folded_for_too() -> None:

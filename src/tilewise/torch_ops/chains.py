@@ -3,7 +3,8 @@
 A module's own `forward` is traced by torch.fx with all its children as they are, so that nothing
 but the order of their calls is looked at. Where a convolution is followed by a BatchNorm, an
 addition or an activation, or a linear layer by an activation, the module gets a class of its own
-whose `forward` calls a `Chain` in their place. Modules that cannot be traced stay as they are.
+whose `forward` calls a `Chain` in their place; where such a convolution ends a container whose
+result is added to something, a `Tail`. Modules that cannot be traced stay as they are.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from tilewise.errors import ProblemError
 from tilewise.ops.conv.infer import settings
 from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
 from tilewise.torch_ops.layers import THEIRS
+from tilewise.torch_ops.tails import FORWARD, Tail, is_container, last_layers
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 """By the rank of the convolution before; subclasses, synchronised ones among them, stay."""
 RANKS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-FORWARD = "_tilewise_forward"
-"""Under which a class made here keeps the `forward` of the one before."""
 READY = "_tilewise_ready"
 _MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.GELU: "gelu"}
 _FUNCTIONS: dict[Any, str] = {
@@ -56,7 +56,7 @@ class Found:
     """A chain in a graph: its nodes from the first layer on, and what it is made of."""
 
     nodes: tuple[fx.Node, ...]
-    chain: Chain
+    chain: Chain | Tail
     layer: str
     norm: str = ""
     addition: fx.Node | None = None
@@ -80,9 +80,67 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
             found = _after_convolution(owner, node, RANKS[kind], order, taken)
         elif kind is nn.Linear:
             found = _after_linear(owner, node, order)
+        elif is_container(layer):
+            found = _after_container(owner, node, order, taken)
         if found is not None:
             taken.update(found.nodes)
             yield found
+
+
+def _after_container(
+    owner: nn.Module, node: fx.Node, order: dict[fx.Node, int], taken: set[fx.Node]
+) -> Found | None:
+    """An addition to what a container gives, where that ends with a convolution."""
+    container = _module(owner, node)
+    layer, norm = last_layers(container)
+    rank = RANKS.get(getattr(type(layer), THEIRS, type(layer)), 0)
+    if not rank or not _is_served(layer, rank) or type(norm) not in (NORMS[rank], type(None)):
+        return None
+    nodes = [node]
+    user = _only_user(node)
+    while user is not None and _changes_nothing(owner, user):
+        nodes.append(user)
+        user = _only_user(user)
+    if user is None or user in taken or not _is_addition(user, nodes[-1]):
+        return None
+    addition = user
+    nodes.append(user)
+    user = _only_user(addition)
+    activation, in_place = _activation(owner, user)
+    if user is not None and activation:
+        nodes.append(user)
+    if not _may_wait(nodes[:-1], nodes[-1], order):
+        return None
+    chain = ConvChain(
+        layer=type(layer),
+        norm=type(norm),
+        activation=activation or "none",
+        in_place=(addition.target is operator.iadd, in_place),
+    )
+    return Found(nodes=tuple(nodes), chain=Tail(chain), layer=str(node.target), addition=addition)
+
+
+def _changes_nothing(owner: nn.Module, node: fx.Node) -> bool:
+    """Whether a child gives what it is given, as dropped branches do when nothing is trained."""
+    module = _module(owner, node)
+    if module is None or "." in str(node.target) or has_hooks(module):
+        return False
+    if type(module) in _MODULES or module._modules or _looks_at_inputs(type(module).forward):
+        return False
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return not module.training
+    try:
+        first, *between, last = _Alone("forward").trace(module).nodes
+    except Exception:  # whatever a forward pass does with tensors that are none
+        return False
+    is_kept = all(map(_keeps_branches, between))
+    return is_kept and last.args[0] is (between[-1] if between else first)
+
+
+def _keeps_branches(node: fx.Node) -> bool:
+    """Whether a node is torchvision's stochastic depth where it drops nothing."""
+    name = getattr(node.target, "__name__", "")
+    return name == "stochastic_depth" and len(node.args) > 1 and node.args[-1] is False
 
 
 def _is_served(layer: Any, rank: int) -> bool:
@@ -199,7 +257,7 @@ def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
     return "", False
 
 
-def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain, ...]] | None:
+def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain | Tail, ...]] | None:
     """The module's forward pass with its chains served as one, or None where there are none."""
     name = FORWARD if hasattr(type(owner), FORWARD) else "forward"
     if _looks_at_inputs(getattr(type(owner), name)):
@@ -263,11 +321,12 @@ def _changed(owner: nn.Module, before: dict[str, Any]) -> bool:
     return found
 
 
-def _sign(module: nn.Module) -> tuple[Any, ...]:
+def _sign(module: Any) -> tuple[Any, ...]:
     """What a rewritten pass depends on of a module: its mode, its children, who watches them."""
     return module.training, *[
         (
             type(child),
+            child.training,
             has_hooks(child),
             getattr(child, "inplace", 0),
             getattr(child, "approximate", 0),

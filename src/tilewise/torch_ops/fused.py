@@ -40,7 +40,7 @@ Run = Callable[[Any, Any, Tensor, Tensor | None], Tensor]
 MOST = 256
 """Ways that a chain keeps; inputs of ever new shapes cost a decision each."""
 _is_autocast = torch._C._is_any_autocast_enabled
-_has_global_hooks: Callable[[], bool] = modules._has_any_global_hook
+has_global_hooks: Callable[[], bool] = modules._has_any_global_hook
 
 
 class Chain(ABC):
@@ -56,8 +56,12 @@ class Chain(ABC):
         self._runs: dict[Any, Run | None] = {}
 
     def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        is_same = type(layer) is self._layer and type(norm) is self._norm  # nobody exchanged them
-        if type(x) in PLAIN and is_same and not is_seen() and not _has_hooks(layer, norm):
+        if (
+            type(x) in PLAIN
+            and self.is_of(layer, norm)
+            and not is_seen()
+            and not _has_hooks(layer, norm)
+        ):
             key = _key(layer, norm, x, residual)
             try:
                 run = self._runs[key]
@@ -67,9 +71,16 @@ class Chain(ABC):
                 return run(layer, norm, x, residual)
         return self.apart(layer, norm, x, residual)
 
+    def is_of(self, layer: Any, norm: Any) -> bool:
+        """Whether these are layers of the kind that the chain was found with."""
+        return type(layer) is self._layer and type(norm) is self._norm
+
     def apart(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
         """Layer by layer, as the model has it."""
-        result: Tensor = layer(x) if norm is None else norm(layer(x))
+        return self.finished(layer(x) if norm is None else norm(layer(x)), residual)
+
+    def finished(self, result: Tensor, residual: Tensor | None) -> Tensor:
+        """What follows the layers, as the model has it."""
         if residual is not None:
             result = result.add_(residual) if self._adds_in_place else result + residual
         name = self.activation
@@ -352,4 +363,4 @@ def has_hooks(layer: Any) -> bool:
 
 
 def _has_hooks(layer: Any, norm: Any) -> bool:
-    return has_hooks(layer) or (norm is not None and has_hooks(norm)) or _has_global_hooks()
+    return has_hooks(layer) or (norm is not None and has_hooks(norm)) or has_global_hooks()
