@@ -187,6 +187,21 @@ def test_only_what_is_fused_saves_a_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     assert times == [1e6, 1e6 + 1]
 
 
+def test_a_bias_saves_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+
+    def told(problem: Any, arch: Any, saved_bytes: int = 0, epilogue: Any = None) -> Any:
+        saved.append(saved_bytes)
+        return 10.0, 10.0, False
+
+    monkeypatch.setattr(layers, "_expected_us", told)
+    image = torch.randn(2, 3, 8, 8, requires_grad=True)
+    for bias in (False, True):
+        tw.patch(torch.nn.Conv2d(3, 5, 3, bias=bias))(image)
+    once = 2 * 2 * 5 * 6 * 6 * 4  # read and written
+    assert saved == [0, 0, 0, once, 0, 0]
+
+
 def test_gradients_count_in_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(**ASKED, wants_x=True, wants_w=True)
     shapes = [(p.m, p.n, p.k) for p in asked.problems()]

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.conv.infer import from_shapes, settings
+from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.torch_ops.products import rounds_to_tf32
 
@@ -82,6 +84,8 @@ class Asked:
     """What the forward kernel fuses that PyTorch reads and writes in a pass of its own."""
     epilogue: Any = None
     """What has to be fused for that, where not every kernel can."""
+    has_bias: bool = False
+    """Whether a convolution has a bias of its own, which PyTorch adds on a GPU in another pass."""
     is_chain: bool = False
     """Whether what follows the layer is served with it."""
 
@@ -127,7 +131,10 @@ def decide(asked: Asked) -> Served:
         arch = arch_on(asked.device)
         problems = list(asked.problems())
         first, *rest = problems
-        times = [_expected_us(first, arch, asked.saved_bytes, asked.epilogue)]
+        saved = asked.saved_bytes
+        if asked.has_bias and isinstance(first, ConvProblem):
+            saved += 2 * first.output_elements * dtype(first.out_dtype).bytes
+        times = [_expected_us(first, arch, saved, asked.epilogue)]
         times += [_expected_us(problem, arch) for problem in rest]
     except (InputError, NoKernelError) as error:
         return theirs(str(error).splitlines()[0])

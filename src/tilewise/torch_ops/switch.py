@@ -102,6 +102,7 @@ def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
         common["x"] = (*x.shape[:2], *(n + low + high for n, low, high in sizes))
         padding = 0
     given = (layer.stride, padding, layer.dilation, layer.groups)
+    common["has_bias"] = layer.bias is not None
     return Asked(kind="conv", layout=layout_of(view(x)), settings=given, **common)
 
 
