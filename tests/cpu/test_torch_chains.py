@@ -78,6 +78,7 @@ class Written(nn.Module):
         super().__init__()
         self.conv = convolution or nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.bn, self.relu, self._forward = norm(4), nn.ReLU(), forward
+        self.weights = nn.Parameter(torch.linspace(-1, 2, 4).reshape(4, 1, 1))
 
     def forward(self, x: Tensor) -> Any:
         return self._forward(self, x)
@@ -117,6 +118,10 @@ def branching(self: Any, x: Tensor) -> Any:
         (lambda self, x: self.bn(self.conv(x)) + 1.0, ["none"]),
         (lambda self, x: torch.add(self.bn(self.conv(x)), x, alpha=2), ["none"]),
         (lambda self, x: functional.gelu(self.conv(x), approximate="tanh"), []),
+        (lambda self, x: self.relu(self.bn(self.conv(self.conv(x)))), ["relu"]),
+        (lambda self, x: self.weights * self.bn(self.conv(x)) + x, ["none", "none"]),
+        (lambda self, x: self.weights * self.weights + x, []),
+        (lambda self, x: x.mean() * self.conv(x) + x, []),
         (twice, ["none"]),
         (overwritten, []),
         (other_way, ["none"]),
@@ -211,6 +216,14 @@ def test_what_a_container_gives_is_added_to_by_its_last_layer(fused: list[Epilog
             results.append(model(x))
     close(results[1], results[0], rtol=1e-4, atol=1e-4)
     assert fused and last not in fused
+
+
+def test_what_is_found_at_inference_alone_is_found(fused: list[Epilogue]) -> None:  # noqa: F811
+    patched = tw.patch(Deep(), fuse=True, always=True)
+    assert is_fused(patched) and patched.training and patched.depth.training
+    with torch.no_grad():
+        patched.eval()(torch.randn(2, 4, 6, 6))
+    assert Epilogue(bias=True, residual=True, activation="relu") in fused
 
 
 def test_containers_that_are_watched_or_changed_are_called(fused: list[Epilogue]) -> None:  # noqa: F811

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tilewise as tw
 from tilewise.core.arch import load_arch
-from tilewise.torch_ops import fused, norms
+from tilewise.torch_ops import fused, norms, weighed
 
 LAUNCHED: list[str] = []
 
@@ -53,10 +53,25 @@ class Block(nn.Module):
         return torch.relu(self.bn2(self.conv2(out)) + x)
 
 
+class Weighed(nn.Module):
+    """A branch times a weight of each channel, added to what it comes from."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.Tanh())
+        self.weights = nn.Parameter(torch.linspace(-1, 2, channels).reshape(-1, 1, 1))
+        self.drop = nn.Dropout2d(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.drop(self.weights * self.branch(x))
+        result += x
+        return result
+
+
 def model(settings: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
     stem = (nn.Conv2d(3, 12, 3, stride=2, bias=False), nn.BatchNorm2d(12, **settings), nn.ReLU())
-    made = nn.Sequential(*stem, Block(12, settings), nn.AdaptiveAvgPool2d(1))
+    made = nn.Sequential(*stem, Block(12, settings), Weighed(12), nn.AdaptiveAvgPool2d(1))
     return made.to(memory_format=torch.channels_last)
 
 
@@ -71,6 +86,8 @@ def found(made: nn.Module, x: Tensor) -> dict[str, Tensor]:
     made.eval()
     with torch.no_grad():
         results["inference"] = made(x)
+        made[4].weights.mul_(3)  # type: ignore[operator]
+        results["inference with other weights"] = made(x)
     return results
 
 
@@ -78,13 +95,24 @@ def main() -> None:
     arch = load_arch("sm_90").with_figures(compute_units=2)
     norms.BoundLaunch = Interpreted  # type: ignore[misc,assignment]
     norms.live_arch = lambda tensor: arch  # type: ignore[assignment]
-    norms.why_no_kernels = fused.why_no_kernels = lambda device: None  # type: ignore[assignment]
+    for module in (norms, fused, weighed):
+        module.why_no_kernels = lambda device: None  # type: ignore[assignment]
     torch.cuda.device = lambda index: nullcontext()  # type: ignore[misc,assignment]
+    weighings: list[int] = []
+    weigh = norms.TritonNorm.weigh
+
+    def weighing(self: Any, z: Tensor, *rest: Tensor) -> Tensor:
+        weighings.append(z.shape[1])
+        return weigh(self, z, *rest)
+
+    norms.TritonNorm.weigh = weighing  # type: ignore[method-assign]
     x = torch.randn(2, 3, 11, 9).to(memory_format=torch.channels_last)
     for settings in ({}, {"affine": False}, {"track_running_stats": False, "eps": 1e-2}):
         LAUNCHED.clear()
+        weighings.clear()
         ours = found(tw.patch(model(settings), fuse=True), x)
         launched = sorted(set(LAUNCHED))
+        assert weighings == [12, 12], "a weighed branch was not one pass"
         for name, expected in found(model(settings), x).items():
             apart = float((ours[name] - expected).abs().max() / expected.abs().max())
             print(json.dumps({"case": name, "error": apart, "launched": launched}))

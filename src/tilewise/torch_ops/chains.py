@@ -24,6 +24,7 @@ from tilewise.ops.conv.infer import settings
 from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
 from tilewise.torch_ops.layers import THEIRS
 from tilewise.torch_ops.tails import FORWARD, Tail, is_container, last_layers
+from tilewise.torch_ops.weighed import Weighed
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 """By the rank of the convolution before; subclasses, synchronised ones among them, stay."""
@@ -51,15 +52,28 @@ class _Alone(fx.Tracer):
         return True
 
 
+Link = Chain | Tail | Weighed
+"""What is called in place of several nodes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A chain in a graph: its nodes from the first layer on, and what it is made of."""
 
     nodes: tuple[fx.Node, ...]
-    chain: Chain | Tail
+    chain: Link
     layer: str
+    """The child, or the parameter, that a call is given first."""
     norm: str = ""
     addition: fx.Node | None = None
+
+    @property
+    def x(self) -> Any:
+        """What goes in; asked late, too."""
+        first = self.nodes[0]
+        if first.op == "call_module":
+            return first.args[0]
+        return next(one for one in first.args if getattr(one, "target", None) != self.layer)
 
     @property
     def residual(self) -> tuple[Any, ...]:
@@ -82,6 +96,8 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
             found = _after_linear(owner, node, order)
         elif is_container(layer):
             found = _after_container(owner, node, order, taken)
+        elif node.op == "call_function" and node.target in (operator.mul, torch.mul):
+            found = _after_weights(owner, node, order, taken)
         if found is not None:
             taken.update(found.nodes)
             yield found
@@ -96,15 +112,10 @@ def _after_container(
     rank = RANKS.get(getattr(type(layer), THEIRS, type(layer)), 0)
     if not rank or not _is_served(layer, rank) or type(norm) not in (NORMS[rank], type(None)):
         return None
-    nodes = [node]
-    user = _only_user(node)
-    while user is not None and _changes_nothing(owner, user):
-        nodes.append(user)
-        user = _only_user(user)
-    if user is None or user in taken or not _is_addition(user, nodes[-1]):
+    nodes = _up_to_addition(owner, node, taken)
+    if not nodes:
         return None
-    addition = user
-    nodes.append(user)
+    addition = nodes[-1]
     user = _only_user(addition)
     activation, in_place = _activation(owner, user)
     if user is not None and activation:
@@ -118,6 +129,42 @@ def _after_container(
         in_place=(addition.target is operator.iadd, in_place),
     )
     return Found(nodes=tuple(nodes), chain=Tail(chain), layer=str(node.target), addition=addition)
+
+
+def _after_weights(
+    owner: nn.Module, node: fx.Node, order: dict[fx.Node, int], taken: set[fx.Node]
+) -> Found | None:
+    """An addition to a product with one of the module's own parameters."""
+    given = [one for one in node.args if isinstance(one, fx.Node)]
+    weights = [one for one in given if isinstance(_parameter(owner, one), nn.Parameter)]
+    if node.kwargs or len(given) != 2 or len(weights) != 1:
+        return None
+    nodes = _up_to_addition(owner, node, taken)
+    if not nodes or not _may_wait(nodes[:-1], nodes[-1], order):
+        return None
+    return Found(
+        nodes=tuple(nodes),
+        chain=Weighed(in_place=nodes[-1].target is operator.iadd),
+        layer=str(weights[0].target),
+        addition=nodes[-1],
+    )
+
+
+def _parameter(owner: nn.Module, node: fx.Node) -> Any:
+    """The module's own parameter that a node is, or None."""
+    return owner._parameters.get(str(node.target)) if node.op == "get_attr" else None
+
+
+def _up_to_addition(owner: nn.Module, node: fx.Node, taken: set[fx.Node]) -> list[fx.Node]:
+    """A node and those after it that change nothing, up to an addition; empty without one."""
+    nodes = [node]
+    user = _only_user(node)
+    while user is not None and _changes_nothing(owner, user):
+        nodes.append(user)
+        user = _only_user(user)
+    if user is None or user in taken or not _is_addition(user, nodes[-1]):
+        return []
+    return [*nodes, user]
 
 
 def _changes_nothing(owner: nn.Module, node: fx.Node) -> bool:
@@ -257,7 +304,7 @@ def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
     return "", False
 
 
-def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain | Tail, ...]] | None:
+def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Link, ...]] | None:
     """The module's forward pass with its chains served as one, or None where there are none."""
     name = FORWARD if hasattr(type(owner), FORWARD) else "forward"
     if _looks_at_inputs(getattr(type(owner), name)):
@@ -275,8 +322,7 @@ def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Chain | Tail, .
         with graph.inserting_before(one.nodes[-1]):
             layer = graph.get_attr(one.layer)
             norm = graph.get_attr(one.norm) if one.norm else None
-            x = one.nodes[0].args[0]
-            new = graph.call_function(one.chain, (layer, norm, x, *one.residual))
+            new = graph.call_function(one.chain, (layer, norm, one.x, *one.residual))
         one.nodes[-1].replace_all_uses_with(new)
         for node in reversed(one.nodes):
             graph.erase_node(node)
@@ -400,9 +446,25 @@ def fuse(modules: Sequence[nn.Module]) -> None:
     for module in modules:
         if is_fused(module):
             module.__dict__[READY] = Ready()
-        elif _is_ours_to_change(module) and rewrite(module) is not None:
+        elif _is_ours_to_change(module) and _has_chains(module):
             module.__class__ = fused_class(type(module))
             module.__dict__[READY] = Ready()
+
+
+def _has_chains(module: nn.Module) -> bool:
+    """Whether the module has some in training or out of it."""
+    family = [module, *module.children()]
+    before = [one.training for one in family]
+    try:
+        for mode in (True, False):
+            for one in family:
+                one.training = mode
+            if rewrite(module) is not None:
+                return True
+        return False
+    finally:
+        for one, was in zip(family, before, strict=True):
+            one.training = was
 
 
 def unfuse(module: nn.Module) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
+from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.convolutions import dense_strides
 
 
@@ -26,32 +27,44 @@ def _is_same(part: Any, known: Any, version: int) -> bool:
     return is_it and not part.is_inference() and part._version == version
 
 
+class Kept:
+    """What was made of tensors and numbers, as long as these stay what they were."""
+
+    def __init__(self) -> None:
+        self._sign: list[tuple[Any, int]] = []
+        self._made: Any = None
+
+    def get(self, parts: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """What `make` gives; a CUDA graph's own is not kept for others."""
+        if self._made is not None and self._is_of(parts):
+            return self._made
+        made = make()
+        if not any(isinstance(part, Tensor) and is_capturing(part) for part in parts):
+            self._sign, self._made = [_sign(part) for part in parts], made
+        return made
+
+    def _is_of(self, parts: Sequence[Any]) -> bool:
+        """Whether these are the very tensors that it was made of, as they were then."""
+        return all(
+            _is_same(part, known, version)
+            for part, (known, version) in zip(parts, self._sign, strict=True)
+        )
+
+
 class Fold:
     """A convolution's filter and bias with the BatchNorm after it in them, kept while they last."""
 
     def __init__(self, kind: torch.dtype, layout: str) -> None:
-        self._kind, self._layout = kind, layout
-        self._sign: list[tuple[Any, int]] = []
-        self._held: tuple[Tensor, Tensor | None, Tensor] | None = None
+        self._kind, self._layout, self._kept = kind, layout, Kept()
 
     def get(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         """Filter, bias, and the bias as the statistics of one pass over the result."""
         parts = [layer.weight, layer.bias]
         if norm is not None:
             parts += [norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps]
-        if self._held is not None and self._is_of(parts):
-            return self._held
-        made = self._folded(layer, norm)
-        if not (made[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._sign, self._held = [_sign(part) for part in parts], made
+        made: tuple[Tensor, Tensor | None, Tensor]
+        made = self._kept.get(parts, lambda: self._folded(layer, norm))
         return made
-
-    def _is_of(self, parts: Sequence[Any]) -> bool:
-        """Whether these are the very tensors that were folded, as they were then."""
-        return all(
-            _is_same(part, known, version)
-            for part, (known, version) in zip(parts, self._sign, strict=True)
-        )
 
     @torch.no_grad()
     def _folded(self, layer: Any, norm: Any) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -57,6 +57,12 @@ class TritonNorm:
         self._launcher("apply")(z, z, stats, *(() if residual is None else (residual,)))
         return z
 
+    def weigh(self, z: Tensor, stats: Tensor, residual: Tensor) -> Tensor:
+        """The same into memory of its own."""
+        y = self.result()
+        self._launcher("apply")(y, z, stats, residual)
+        return y
+
     def backward(
         self, dy: Tensor, z: Tensor, y: Tensor | None, stats: Tensor, gamma: Tensor | None,
         wants_residual: bool,
