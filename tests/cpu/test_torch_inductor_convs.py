@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import tilewise as tw
@@ -147,3 +150,24 @@ def test_somebody_elses_pass_still_runs() -> None:
             _, code = run_and_get_code(torch.compile(Block().eval()), image())
         tw.choose_in_compile(False)
     assert len(seen) == 1 and calls(code) == {"fwd": 3}
+
+
+def test_compiled_code_is_kept_with_its_choices(tmp_path: Path) -> None:
+    """Code on disk is found again by who chose, and by nobody else."""
+    plain, x = Block().eval(), image()
+    hits = []
+    with (
+        torch.no_grad(),
+        torch._inductor.config.patch(fx_graph_cache=True),
+        mock.patch.dict("os.environ", {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}),
+    ):
+        for always in (True, True, False):
+            torch._dynamo.reset()
+            counters.clear()
+            if always:
+                tw.choose_in_compile(always=True)
+            else:
+                tw.choose_in_compile(False)
+            close(torch.compile(Block().eval())(x), plain(x), rtol=1e-3, atol=1e-3)
+            hits.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert hits == [0, 1, 0]

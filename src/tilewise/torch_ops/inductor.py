@@ -62,7 +62,8 @@ def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
         before = before.before
     if enabled:
         inductor_convs.lower()
-        config.post_grad_custom_pre_pass = inductor_convs.Pass(_sign(always), always, before)
+        made = inductor_convs.make_pass(_sign(always), always, before)
+        config.post_grad_custom_pre_pass = made
     else:
         config.post_grad_custom_pre_pass = before
 

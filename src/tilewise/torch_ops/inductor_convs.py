@@ -187,6 +187,14 @@ def _take(graph: fx.Graph, node: Any, at: int, new: Any) -> bool:
     return True
 
 
+def make_pass(sign: str, always: bool, before: Any) -> Any:
+    """A `Pass` as Inductor wants it, behind one that was there `before`."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    kind: Any = type("TilewisePass", (Pass, CustomGraphPass), {})
+    return kind(sign, always, before)
+
+
 @cache
 def lower() -> None:
     """Tells Inductor how to call: straight, on tensors stored as they were in the graph."""
