@@ -294,12 +294,15 @@ def test_only_kernels_that_give_sums_are_taken_for_their_sums() -> None:
     vendor = VendorKernel(op_name="conv_fwd", library="torch")
     registry = Registry("conv_fwd", H200)
     registry.declare([other, giving, vendor])
-    us = {vendor.name: 100.0, other.name: 110.0, giving.name: 120.0}
-    dispatcher = Dispatcher(registry, rankers=[Oracle(us)])  # type: ignore[list-item]
     saved_bytes = int(40 * H200.memory_gb_s * 1e3)
-    for epilogue, expected in ((sums, giving), (Epilogue(bias=True), other)):
-        choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes, epilogue=epilogue)
-        assert choice.kernel == expected
+    for vendor_us in (100.0, 200.0):
+        us = {vendor.name: vendor_us, other.name: 110.0, giving.name: 120.0}
+        dispatcher = Dispatcher(registry, rankers=[Oracle(us)])  # type: ignore[list-item]
+        for epilogue, expected in ((sums, giving), (Epilogue(bias=True), other)):
+            choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes, epilogue=epilogue)
+            assert choice.kernel == expected
+        cheap = dispatcher.select_fusing(problem, saved_bytes=1, epilogue=sums)
+        assert cheap.kernel == (vendor if vendor_us < 110 else other)
 
 
 def test_strictness_leaves_out_what_spreads(monkeypatch: pytest.MonkeyPatch) -> None:

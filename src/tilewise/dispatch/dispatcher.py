@@ -132,17 +132,21 @@ class Dispatcher:
         deterministic: bool = False,
         epilogue: Any = None,
     ) -> Choice:
-        """`select` where kernels that fuse an epilogue save so many bytes beside the vendor's."""
+        """`select` where kernels that fuse an epilogue save so many bytes beside all others."""
         choice = self.select(problem, deterministic=deterministic)
-        vendor_us = self.vendor_us(problem) if saved_bytes else None
-        if choice.kernel.engine != "vendor" or vendor_us is None:
+        if not saved_bytes or self.fuses(choice.kernel, problem, epilogue):
             return choice
-        limit = vendor_us + saved_bytes / (self.registry.arch.memory_gb_s * 1e3)
+        is_vendors = choice.kernel.engine == "vendor"
+        us = self.vendor_us(problem) if is_vendors else choice.predicted_us
+        if us is None:
+            return choice
+        limit = us + saved_bytes / (self.registry.arch.memory_gb_s * 1e3)
         for ranked in choice.ranking:
             if self.fuses(ranked.kernel, problem, epilogue):
                 if ranked.predicted_us >= limit:
                     break
-                reason = f"{choice.reason}; what it fuses would cost the vendor another pass"
+                who = "the vendor" if is_vendors else "that one"
+                reason = f"{choice.reason}; what it fuses would cost {who} another pass"
                 return replace(choice, kernel=ranked.kernel, reason=reason)
         return choice
 

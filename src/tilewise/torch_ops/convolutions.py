@@ -50,16 +50,16 @@ def convolution_with_sums(x: Tensor, w: Tensor, sums: Tensor, layer: Layer) -> T
     return _call("fwd", x, w, (), layer, False, sums=sums)
 
 
-def gives_sums(x: Tensor, w: Tensor, layer: Layer) -> bool:
-    """Whether the kernel that serves a layer gives sums of its result along the way."""
+def is_fused(x: Tensor, w: Tensor, layer: Layer, after: Epilogue) -> bool:
+    """Whether the kernel that serves a layer does along the way what comes after it."""
     problem = _problem("fwd", x, x.shape, w.shape, layer)
     try:
         dispatcher = default_dispatcher(problem.op, live_arch(x))
         plan, _ = dispatcher.plan(
             problem,
             deterministic=is_deterministic(),
-            epilogue=Epilogue(sums=True),
-            saved_bytes=_saved_bytes(problem, Epilogue(sums=True)),
+            epilogue=after,
+            saved_bytes=_saved_bytes(problem, after),
         )
     except ArchError:
         return False

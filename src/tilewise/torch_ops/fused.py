@@ -161,12 +161,18 @@ class ConvChain(Chain):
 
     def _folded(self, layer: Any, norm: Any, call: Given) -> tuple[Run | None, Served | None]:
         size = prod(call.shape) * call.x.element_size()
-        asked = replace(call.asked, saved_bytes=2 * size)
+        name, rank, kind, sizes = self.activation, call.rank, call.x.dtype, call.sizes
+        after = Epilogue(
+            bias=norm is not None or layer.bias is not None,
+            residual=call.residual is not None,
+            activation=name,
+        )
+        asked = replace(call.asked, saved_bytes=2 * size, epilogue=after)
         links = (*(() if norm is None else ("BatchNorm",)), *self._links(call))
         served = _served(layer, asked, ", ".join(links))
-        name, rank, kind, sizes = self.activation, call.rank, call.x.dtype, call.sizes
         fold = self._folds.setdefault((call.x.device, kind, call.layout), Fold(kind, call.layout))
-        convolve = CONVOLVE[rank - 1]
+        convolve = convolutions.convolution if served.is_ours else CONVOLVE[rank - 1]
+        layered = (sizes,) if served.is_ours else sizes
 
         def ours(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
@@ -175,19 +181,22 @@ class ConvChain(Chain):
 
         def in_one_pass(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, _, stats = fold.get(layer, norm)
-            z = convolve(x if x.dtype is kind else x.to(kind), w, None, *sizes)
+            z = convolve(x if x.dtype is kind else x.to(kind), w, None, *layered)
             return passes.apply(stored(z, strides), stats, residual)
 
         def theirs(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
-            z = convolve(x if x.dtype is kind else x.to(kind), w, bias, *sizes)
+            z = CONVOLVE[rank - 1](x if x.dtype is kind else x.to(kind), w, bias, *sizes)
             if residual is not None:
                 z += residual
             return IN_PLACE.get(name, ACTIVATE[name])(z)
 
+        is_apart = call.why_not_packed() is not None
         if served.is_ours:
-            return ours, served
-        if call.why_not_packed() is not None:
+            w = fold.get(layer, norm)[0]
+            if is_apart or convolutions.is_fused(call.x, w, sizes, after):
+                return ours, served
+        elif is_apart:
             return theirs, served
         strides = dense_strides(call.shape, call.layout)
         passes = TritonNorm(self._applied(call), call.shape, strides, call.x)
@@ -218,7 +227,9 @@ class ConvChain(Chain):
             asked = replace(asked, wants_x=call.x.requires_grad, wants_w=wants_w)
         served = _served(layer, asked, ", ".join(("BatchNorm", *self._links(call))))
         w = layer.weight.detach().to(call.x.dtype)
-        gives_sums = served.is_ours and convolutions.gives_sums(call.x, w, call.sizes)
+        gives_sums = served.is_ours and convolutions.is_fused(
+            call.x, w, call.sizes, Epilogue(sums=True)
+        )
         strides = dense_strides(call.shape, call.layout)
         own = norm_of(
             *(norm, call.x, call.shape),

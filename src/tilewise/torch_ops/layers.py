@@ -181,12 +181,14 @@ def _expected_us(
     """What PyTorch's routine is expected to take, what the chosen one, and whether it is ours."""
     dispatcher = default_dispatcher(problem.op, arch)
     choice = dispatcher.select_fusing(problem, saved_bytes=saved_bytes, epilogue=epilogue)
+    pass_us = saved_bytes / (arch.memory_gb_s * 1e3)
     vendor_us = dispatcher.vendor_us(problem)
-    if vendor_us is not None and dispatcher.fuses(choice.kernel, problem, epilogue):
-        vendor_us += saved_bytes / (arch.memory_gb_s * 1e3)
+    if vendor_us is not None:
+        vendor_us += pass_us
     if choice.kernel.engine == "vendor":
         return vendor_us, vendor_us or 0.0, False
-    return vendor_us, choice.predicted_us, True
+    is_fused = dispatcher.fuses(choice.kernel, problem, epilogue)
+    return vendor_us, choice.predicted_us + (0.0 if is_fused else pass_us), True
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
