@@ -44,8 +44,8 @@ from typing import Any
 
 ROUNDS, TURN_S = 5, 0.03
 """Turns of each side, and how long one lasts at least."""
-HANGS_S = 120
-"""A case that takes longer is ended."""
+HANGS_S, COMPILES_S = 60, 150
+"""A case that gives no row for longer is ended, or one that is being compiled."""
 MODES = ("eager", "graph", "compile", "max-autotune")
 SHARING = MODES[:2]
 """Graphs are captured of what ran eagerly."""
@@ -448,13 +448,15 @@ def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
             read = len(lines)
             if is_over:
                 break
-            late = time.monotonic() - since > HANGS_S
+            is_compiled = current is not None and not set(current.modes) <= set(SHARING)
+            most_s = COMPILES_S if is_compiled else HANGS_S
+            late = time.monotonic() - since > most_s
             if late or time.monotonic() > end:
                 os.killpg(child.pid, signal.SIGKILL)  # its own group: what it started goes too
                 child.wait()
                 broken += late
                 if late and current is not None:
-                    lost(args, current, rows, f"no row within {HANGS_S} s")
+                    lost(args, current, rows, f"no row within {most_s} s")
                 if not late and current is not None:
                     jobs.insert(0, current)
                 current = None
