@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gemm_kernels import gemm_kernel
 
 from tilewise.core.arch import load_arch
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
 from tilewise.ops.gemm.launch_hopper import Cut, _cut_plan
 
 pytest.importorskip("triton")
@@ -26,9 +27,9 @@ class Values(np.ndarray):
         return self.astype(kind)
 
 
-def kernel(**traits: Any) -> TritonGemmKernel:
+def kernel(**traits: Any) -> GpuGemmKernel:
     shape = {"family": "ws", "dtype": "bf16", "tile_m": 128, "tile_n": 192, "tile_k": 64}
-    return TritonGemmKernel(**{**shape, "warps": 8, "stages": 5, **traits})
+    return gemm_kernel(**{**shape, "warps": 8, "stages": 5, **traits})
 
 
 def shares(
