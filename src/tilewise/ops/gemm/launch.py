@@ -8,7 +8,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import Kernel
-from tilewise.core.trace import cheapest
+from tilewise.core.sizes import cheapest
 from tilewise.ops.gemm.arguments import (
     A_SCALE,
     B_SCALE,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.trace import cheapest, either
+from tilewise.core.sizes import cheapest, either
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import (
     Arguments,

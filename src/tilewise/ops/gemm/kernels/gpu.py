@@ -10,7 +10,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
-from tilewise.core.trace import gcd
+from tilewise.core.sizes import gcd
 from tilewise.errors import KernelError
 from tilewise.ops.gemm.problem import GemmProblem
 
