@@ -38,6 +38,7 @@ GPU_KERNEL_TYPES: tuple[type[gpu.GpuGemmKernel], ...] = (
     SmallKGemmKernel,
 )
 """Told apart by their families."""
+BY_FAMILY = {family: kind for kind in GPU_KERNEL_TYPES for family in kind.families()}
 
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     cpu.CpuGemmKernel: cpu.why_unusable,
