@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR_LEVEL
+from tilewise.core.model import VENDOR_TIE
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import Copies, CopyCosts, aligned
 from tilewise.dispatch.registry import Registry
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
-from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
 from tilewise.settings import settings
 
 REMEMBERED = 512
@@ -166,7 +166,7 @@ class Chooser:
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
-            notes.append(f"of kernels predicted level, {taken}")
+            notes.append(f"of kernels that tie, {taken}")
         if (caveat := ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
@@ -232,7 +232,7 @@ class Chooser:
         return ranker.knows_vendor(vendor) or judges_vendor(vendor.op, self.registry.arch)
 
     def _among_ties(self, ranking: Ranking, pool: Pool) -> tuple[int, str]:
-        """Which of the kernels level with the best is taken, and why; 0 for the best itself."""
+        """Which of the kernels that tie with the best is taken, and why; 0 for the best itself."""
         if not self.registry.has_builds and not pool.vendors:
             return 0, ""
         best = ranking[0]
@@ -241,7 +241,7 @@ class Chooser:
         for place, ranked in enumerate(ranking):
             # Who comes later and is predicted faster was put there for other reasons than time.
             behind = ranked.predicted_us / best.predicted_us - 1
-            if not 0 <= behind <= VENDOR_LEVEL:
+            if not 0 <= behind <= VENDOR_TIE:
                 break
             if self.registry.priority_of(ranked.kernel) == priority:
                 ties.append((place, ranked.kernel, behind))
@@ -250,6 +250,6 @@ class Chooser:
                 return place, "the vendor's"
         for place, kernel, behind in ties:
             build = self.registry.build_of(kernel)
-            if behind <= LEVEL and build is not None and build.status == "ok":
+            if behind <= TIE and build is not None and build.status == "ok":
                 return place, "the one already built"
         return 0, ""

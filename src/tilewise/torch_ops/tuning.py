@@ -15,7 +15,7 @@ from tilewise.dispatch import live_arch
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines.device import detect
 from tilewise.errors import InputError
-from tilewise.judge.tuning import TOP, tune_problems
+from tilewise.judge.trials import TOP, tune_problems
 from tilewise.problems.capture import capture
 from tilewise.selection.measured import Times, write_plan
 from tilewise.settings import settings

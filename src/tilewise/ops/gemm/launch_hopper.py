@@ -36,7 +36,7 @@ SHORTEST_CUT = 4
 """Reductions of fewer steps are not cut to fill the last wave."""
 
 
-class Cut(NamedTuple):
+class Handout(NamedTuple):
     """How work is handed out: the first `whole` tiles whole, the others in `slices`.
 
     With `most` there are two, and programs that have a tile do so many steps of it.
@@ -110,7 +110,7 @@ def _helped(rest: int, steps: int, room: int) -> tuple[float, int, int]:
     return most + 2 * HELP_STEPS, turns, most
 
 
-def _cut_plan(kernel: SpecialisedGemmKernel, tiles: int, steps: int, arch: Arch) -> Cut:
+def _cut_plan(kernel: SpecialisedGemmKernel, tiles: int, steps: int, arch: Arch) -> Handout:
     room = arch.compute_units * kernel.blocks
     rest = tiles % room
     slices, whole = kernel.split_k, tiles if kernel.split_k == 1 else 0
@@ -120,11 +120,11 @@ def _cut_plan(kernel: SpecialisedGemmKernel, tiles: int, steps: int, arch: Arch)
         helped_cost, turns, most = _helped(rest, steps, room)
         if helped_cost < min(cost, steps):
             programs = room if whole or turns > 1 else 2 * rest
-            return Cut(programs, whole + turns * programs, whole, 2, most)
+            return Handout(programs, whole + turns * programs, whole, 2, most)
         if cost >= steps:
             slices, whole = 1, tiles
     pieces = whole + (tiles - whole) * slices
-    return Cut(min(room, pieces), pieces, whole, slices)
+    return Handout(min(room, pieces), pieces, whole, slices)
 
 
 def map_of(
@@ -210,7 +210,7 @@ def _specialised_operands(
 
 
 def _specialised_work(
-    args: Arguments, kernel: SpecialisedGemmKernel, tiles: int, plan: Cut
+    args: Arguments, kernel: SpecialisedGemmKernel, tiles: int, plan: Handout
 ) -> tuple[int, int]:
     """Arguments of how tiles are handed out; the workspace's bytes and how many must be zero."""
     if isinstance(kernel, TwoGroupGemmKernel):
