@@ -39,7 +39,7 @@ def publish(source: Path | str, target: Path | str, tell: Tell = silent) -> Publ
         for number, shard in enumerate(shards, 1):
             tell(f"writing shard {number} of {len(shards)}")
             table = lean(read_shard(shard))
-            write_shard(folder / shard.name, table, level=_COMPRESSION)
+            write_shard(folder / shard.name, table, effort=_COMPRESSION)
             rows += len(table)
     before, after = (
         sum((home / shard.name).stat().st_size for shard in shards) for home in (store.path, place)
