@@ -5,9 +5,10 @@
 
 Every timed call is for another problem, one thread. `p50_us` and `p99_us` are the compiled path
 (features, forest, sort, kernels in order), `lightgbm_p50_us` the same model through LightGBM's
-predict with NumPy features, `numpy_p50_us` the path without a compiler. `remembered_us` is asking
-again with the same problem, `remembered_equal_us` with an equal one made anew (its making is not
-counted). The row `dispatch` is `tilewise.select` over the whole shipped pool of the model's
+predict with NumPy features (of a folder that training wrote; shipped ones are without LightGBM's
+text, and without that column), `numpy_p50_us` the path without a compiler. `remembered_us` is
+asking again with the same problem, `remembered_equal_us` with an equal one made anew (its making is
+not counted). The row `dispatch` is `tilewise.select` over the whole shipped pool of the model's
 architecture: legality, padding, priorities and ties included.
 
 `--soak` selects so many times, every time for another problem, and tells the memory this process
@@ -78,11 +79,21 @@ def pool_of(model: Model, count: int) -> list[Kernel]:
     return (pool * (1 + count // len(pool)))[:count]
 
 
+def forests_of(model: Model) -> list[str]:
+    """Those that a ranking asks."""
+    return [name for name in ("rank", VENDOR) if name in model.forests]
+
+
+def has_texts(folder: Path, model: Model) -> bool:
+    """Whether LightGBM's own text of the forests lies beside the model."""
+    return all((folder / f"{name}.txt.gz").exists() for name in forests_of(model))
+
+
 def through_lightgbm(folder: Path, selector: Selector) -> Callable[[Problem], list[Kernel]]:
     """The same model by LightGBM's predict over NumPy features."""
     import lightgbm
 
-    forests = [n for n in ("rank", VENDOR) if n in selector.model.forests]
+    forests = forests_of(selector.model)
     boosters = [lightgbm.Booster(model_str=forest_text(folder, name)) for name in forests]
     is_vendor = np.array([k.engine == VENDOR for k in selector.kernels])
     plain = NumpyScorer(selector.model, selector.kernels, selector.arch)
@@ -111,19 +122,22 @@ def measure(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     problems = problems_of(model, repeats, seed=1)
     fast = timed(selector.ranking, problems)
     few = problems[: max(30, min(300, 30_000 // count))]
-    slow = timed(through_lightgbm(folder, selector), few)
+    slow = timed(through_lightgbm(folder, selector), few) if has_texts(folder, model) else None
     plain = Selector(model, selector.kernels, compiled=False)
     numpy_times = timed(plain.ranking, few)
     served = [problem for problem in few if is_served(selector, problem)]
     again = timed(selector.select, served * 10)
     equal = timed(selector.select, [replace(problem) for problem in served * 10])
     p50, p99 = np.percentile(fast, [50, 99])
+    beside: dict[str, float] = {}
+    if slow is not None:
+        beside["lightgbm_p50_us"] = round(float(np.median(slow)), 1)
+        beside["times_faster"] = round(float(np.median(slow) / p50), 1)
     return {
         "candidates": count,
         "p50_us": round(float(p50), 2),
         "p99_us": round(float(p99), 2),
-        "lightgbm_p50_us": round(float(np.median(slow)), 1),
-        "times_faster": round(float(np.median(slow) / p50), 1),
+        **beside,
         "numpy_p50_us": round(float(np.median(numpy_times)), 1),
         "remembered_us": round(float(np.median(again)), 3),
         "remembered_equal_us": round(float(np.median(equal)), 3),

@@ -10,7 +10,7 @@ START = '''
 import os, time
 import numpy as np
 def threads():
-    """Compiling has a thread that ends soon; those of a pool stay."""
+    """Compiling has a thread that ends soon; those of a team stay."""
     counts = []
     for _ in range(20):
         counts.append(len(os.listdir("/proc/self/task")))
@@ -59,7 +59,7 @@ import tilewise as tw
 before = threads()
 from tilewise.engines import get_engine
 engine = get_engine("cpu")
-engine.pool()
+engine.team()
 print(engine.runtime, threads() - before)
 """
     assert run(code) == "None 1\n"
@@ -70,11 +70,11 @@ def test_a_pool_that_has_threads_borrows_when_tensors_come() -> None:
 import tilewise as tw
 from tilewise.engines import get_engine
 first = tw.matmul(a, a)
-pool = get_engine("cpu").pool()
+team = get_engine("cpu").team()
 import torch
 x = torch.from_numpy(a)
 second = tw.matmul(x, x)
-print(get_engine("cpu").pool() == pool, get_engine("cpu").runtime is not None)
+print(get_engine("cpu").team() == team, get_engine("cpu").runtime is not None)
 print(bool((second.numpy() == first).all()))
 """
     assert run(code) == "True True\nTrue\n"

@@ -17,7 +17,7 @@ from tilewise.cli.app import app
 from tilewise.dispatch import default_dispatcher
 from tilewise.engines.device import detect
 from tilewise.errors import FileError, InputError
-from tilewise.judge import tuning
+from tilewise.judge import trials
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.selection.measured import read_plan, section_of, write_plan
 
@@ -144,7 +144,7 @@ def test_kernels_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     class Name(str):
         name = property(str)
 
-    found = tuning._timed(Bench(), PROBLEM, [Name("good"), Name("bad")])  # type: ignore[arg-type, list-item]
+    found = trials._timed(Bench(), PROBLEM, [Name("good"), Name("bad")])  # type: ignore[arg-type, list-item]
     assert found == {"good": 2.0}
 
 

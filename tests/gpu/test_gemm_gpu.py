@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import pytest
+from gemm_kernels import gemm_kernel
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
@@ -16,7 +17,7 @@ from tilewise.engines.gpu.engine import TritonEngine
 from tilewise.errors import TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, why_unusable
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import Epilogue
 from tilewise.ops.gemm.problem import GemmProblem
 
@@ -35,10 +36,8 @@ TYPES = {
 }
 
 
-def kernel(family: str, m: int, n: int, k: int, **traits: Any) -> TritonGemmKernel:
-    return TritonGemmKernel(
-        family=family, tile_m=m, tile_n=n, tile_k=k, **{"dtype": "bf16", **traits}
-    )
+def kernel(family: str, m: int, n: int, k: int, **traits: Any) -> GpuGemmKernel:
+    return gemm_kernel(family=family, tile_m=m, tile_n=n, tile_k=k, **{"dtype": "bf16", **traits})
 
 
 KERNELS = (
@@ -118,7 +117,7 @@ def allowed(problem: GemmProblem) -> float:
     return tolerance(problem.dtype, problem.out_dtype, problem.k)
 
 
-def check(chosen: TritonGemmKernel, problem: GemmProblem, epilogue: Any = None) -> None:
+def check(chosen: GpuGemmKernel, problem: GemmProblem, epilogue: Any = None) -> None:
     if reason := why_unusable(chosen, problem, arch()):
         pytest.skip(reason)
     a, b, out = operands(problem)
@@ -133,20 +132,20 @@ def check(chosen: TritonGemmKernel, problem: GemmProblem, epilogue: Any = None) 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
-def test_sizes(chosen: TritonGemmKernel, size: tuple[int, int, int]) -> None:
+def test_sizes(chosen: GpuGemmKernel, size: tuple[int, int, int]) -> None:
     m, n, k = size
     check(chosen, GemmProblem(m=m, n=n, k=k, dtype="bf16"))
 
 
 @pytest.mark.parametrize("layout", ["rrr", "crr", "ccr"])
 @pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
-def test_layouts(chosen: TritonGemmKernel, layout: str) -> None:
+def test_layouts(chosen: GpuGemmKernel, layout: str) -> None:
     m = 3 if chosen.family == "gemv" else 16 if chosen.family == "skinny" else 72
     check(chosen, GemmProblem(m=m, n=328, k=264, dtype="bf16", layout=layout))
 
 
 @pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
-def test_batches(chosen: TritonGemmKernel) -> None:
+def test_batches(chosen: GpuGemmKernel) -> None:
     m = 3 if chosen.family == "gemv" else 16
     check(chosen, GemmProblem(m=m, n=136, k=264, batch=5, dtype="bf16"))
 
@@ -156,7 +155,7 @@ def test_batches(chosen: TritonGemmKernel) -> None:
 @pytest.mark.parametrize(("batch", "less"), [(1, 0), (3, 3), (2, 8)])
 @pytest.mark.parametrize("chosen", WHOLE, ids=lambda k: k.name[12:])
 def test_short_reductions(
-    chosen: TritonGemmKernel, batch: int, less: int, size: tuple[int, int], layout: str
+    chosen: GpuGemmKernel, batch: int, less: int, size: tuple[int, int], layout: str
 ) -> None:
     m, n = size
     k = chosen.tile_k - less
@@ -210,7 +209,7 @@ def test_types(family: str, kind: str) -> None:
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
 @pytest.mark.parametrize("chosen", KERNELS, ids=lambda k: k.name[12:])
-def test_bias_and_activation(chosen: TritonGemmKernel, activation: str) -> None:
+def test_bias_and_activation(chosen: GpuGemmKernel, activation: str) -> None:
     problem = GemmProblem(m=4, n=328, k=520, dtype="bf16")
     if reason := why_unusable(chosen, problem, arch()):
         pytest.skip(reason)
@@ -265,7 +264,7 @@ def test_tma_refuses_what_it_cannot_address() -> None:
 
 
 @pytest.mark.parametrize("chosen", [*KERNELS, WHOLE[0]], ids=lambda k: k.name[12:])
-def test_graphs_replay(chosen: TritonGemmKernel) -> None:
+def test_graphs_replay(chosen: GpuGemmKernel) -> None:
     if chosen.family == "smallk":
         chosen = replace(chosen, swap=True)
     k = 64 if chosen.family == "smallk" else 2048
@@ -288,7 +287,7 @@ def test_graphs_replay(chosen: TritonGemmKernel) -> None:
 @pytest.mark.parametrize(
     "chosen", [k for k in KERNELS if k.is_deterministic], ids=lambda k: k.name[12:]
 )
-def test_equal_inputs_give_equal_bits(chosen: TritonGemmKernel) -> None:
+def test_equal_inputs_give_equal_bits(chosen: GpuGemmKernel) -> None:
     problem = GemmProblem(m=4, n=1032, k=4096, dtype="bf16")
     if reason := why_unusable(chosen, problem, arch()):
         pytest.skip(reason)
@@ -333,7 +332,7 @@ EVEN = [(256, 512, 1024), (16, 512, 1024), (4, 512, 1024), (1, 512, 2048), (16, 
 EVEN += [(1, 512, 8192), (1024, 256, 64), (256, 1024, 64), (1024, 256, 16), (256, 1024, 16)]
 
 
-def many_tiles(chosen: TritonGemmKernel, where: Arch) -> GemmProblem:
+def many_tiles(chosen: GpuGemmKernel, where: Arch) -> GemmProblem:
     """Half as many tiles again as blocks run at once, the last of each row and column cut off."""
     few = {"gemv": 1, "skinny": chosen.tile_n - 1}.get(chosen.family)
     columns = 1 if few else 3
@@ -350,7 +349,7 @@ def many_tiles(chosen: TritonGemmKernel, where: Arch) -> GemmProblem:
     return problem
 
 
-def problems_of(chosen: TritonGemmKernel, turn: int, where: Arch) -> list[GemmProblem]:
+def problems_of(chosen: GpuGemmKernel, turn: int, where: Arch) -> list[GemmProblem]:
     """One of many tiles; of uneven and of even sizes the first served, these in turning layouts."""
     found = [many_tiles(chosen, where)]
     layouts = ["rcr", "rrr", "crr", "ccr"]

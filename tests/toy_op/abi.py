@@ -12,7 +12,7 @@ from toy_op.problem import RowSumProblem
 
 class Args(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "y", "workspace", "pool")),
+        *((name, c_void_p) for name in ("x", "y", "workspace", "team")),
         *((name, c_int64) for name in ("rows", "columns", "pitch")),
     )
 

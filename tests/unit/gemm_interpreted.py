@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from gemm_kernels import gemm_kernel
 from interpreted import TYPES, run
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import tolerance
 from tilewise.ops.gemm.arguments import A_SCALE, B_SCALE, BIAS, A, B, C, Epilogue
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel, why_unusable
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel, why_unusable
 from tilewise.ops.gemm.launch import default_strides, launch
 from tilewise.ops.gemm.problem import GemmProblem
 
@@ -24,16 +25,16 @@ SMALL, LARGE = (load_arch("sm_90").with_figures(compute_units=count) for count i
 FULL = Epilogue(bias=True, activation="relu", scaling="row")
 
 
-def kernel(family: str, m: int, n: int, k: int, **traits: Any) -> TritonGemmKernel:
+def kernel(family: str, m: int, n: int, k: int, **traits: Any) -> GpuGemmKernel:
     shape = {"dtype": "fp32", "tile_m": m, "tile_n": n, "tile_k": k}
-    return TritonGemmKernel(family=family, **{**shape, **traits})
+    return gemm_kernel(family=family, **{**shape, **traits})
 
 
-def arch_for(chosen: TritonGemmKernel) -> Arch:
+def arch_for(chosen: GpuGemmKernel) -> Arch:
     return LARGE if chosen.split_k > 1 else SMALL
 
 
-def cases() -> Iterator[tuple[TritonGemmKernel, GemmProblem, Epilogue]]:
+def cases() -> Iterator[tuple[GpuGemmKernel, GemmProblem, Epilogue]]:
     for vectors in (1, 2, 3, 4):
         for split in (1, 3):
             chosen = kernel("gemv", 4, 1, 64, stages=1, split_k=split)
@@ -63,7 +64,7 @@ def tensor(order: tuple[int, ...], shape: tuple[int, ...], dtype: str) -> Any:
     return made.copy_(torch.randn(shape))
 
 
-def error(chosen: TritonGemmKernel, p: GemmProblem, epilogue: Epilogue) -> float:
+def error(chosen: GpuGemmKernel, p: GemmProblem, epilogue: Epilogue) -> float:
     shapes = ((p.batch, p.m, p.k), (p.batch, p.k, p.n), (p.batch, p.m, p.n))
     a, b, c = (
         tensor(s, shape, p.dtype) for s, shape in zip(default_strides(p), shapes, strict=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from driver_stub import Stub, install
+from gemm_kernels import gemm_kernel
 
 from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.engine import GpuPlan
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         install(stub, patch)
         for family, more in (("pointer", {}), ("ws", {"warps": 4, "stages": 2})):
-            kernel = TritonGemmKernel(
+            kernel = gemm_kernel(
                 family=family, dtype="bf16", tile_m=64, tile_n=64, tile_k=64, **more
             )
             GpuPlan(kernel, problem, load_arch("sm_90")).execute([a, b.t(), *()], out)

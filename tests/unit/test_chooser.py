@@ -13,7 +13,7 @@ import pytest
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR_LEVEL
+from tilewise.core.model import VENDOR_TIE
 from tilewise.core.problem import Problem
 from tilewise.dispatch import Dispatcher, Priority, Registry
 from tilewise.dispatch.chooser import served_by
@@ -181,7 +181,7 @@ def test_the_vendor_wins_a_tie_and_nothing_more() -> None:
     )
     us = dict.fromkeys((kernel.name for kernel in registry), 500.0) | {best.name: 100.0}
     registry.note_build(Build(kernel=best, status="ok"))
-    last_us = 100.0 * (1 + VENDOR_LEVEL)
+    last_us = 100.0 * (1 + VENDOR_TIE)
     for vendor_us, chosen in ((last_us - 0.1, vendor), (last_us + 0.1, best), (100.0, vendor)):
         oracle = Oracle(us | {vendor.name: vendor_us})
         choice = Dispatcher(registry, rankers=[oracle]).select(PROBLEMS[0])

@@ -33,7 +33,7 @@ from tilewise.ops.conv.problem import ConvProblem, padded
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 from tilewise.ops.gemm import arguments
 from tilewise.ops.gemm import launch as gemm_launch
-from tilewise.ops.gemm.kernels import gpu
+from tilewise.ops.gemm.kernels import BY_FAMILY, GPU_KERNEL_TYPES, gpu
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap
 
@@ -95,15 +95,19 @@ def test_a_name_is_the_product_s_and_parses_back(direction: str) -> None:
 
 
 def test_traits_are_those_of_products() -> None:
-    own = [f for f in gpu.TritonGemmKernel.traits() if f.name not in ("family", "dtype")]
-    mine = [f for f in GemmConvKernel.traits() if f.name not in ("family", "product", "dtype")]
-    assert [(f.name, f.metadata, f.default) for f in mine] == [
-        (f.name, f.metadata, f.default) for f in own
-    ]
+    mine = {f.name: f for f in GemmConvKernel.traits() if f.name not in ("family", "product")}
+    for kind in GPU_KERNEL_TYPES:
+        own = {f.name: f for f in kind.traits() if f.name != "family"}
+        assert list(own) == list(mine)
+        for name, f in own.items():
+            given = mine[name].metadata
+            assert (given["tag"], mine[name].default) == (f.metadata["tag"], f.default)
+            if name != "dtype":
+                assert set(f.metadata["choices"]) <= set(given["choices"])
 
 
 def test_what_is_no_product_s_kernel_is_none() -> None:
-    with pytest.raises(KernelError, match="fill is True; it is for ws kernels"):
+    with pytest.raises(KernelError, match="has no fill"):
         kernel("fwd", fill=True)
     with pytest.raises(KernelError, match="product is 'direct'"):
         kernel("fwd", "direct")
@@ -277,7 +281,7 @@ def test_features_see_the_product_s_tiles(direction: str) -> None:
         if one.product != "streamk" and not one.fill:
             assert found["split"] == one.split_k
         assert found["steps"] == ceil(ceil(made.k / one.tile_k) / found["split"])
-        assert found["is_pointer"] == (one.product not in gpu.HOPPER_FAMILIES)
+        assert found["is_pointer"] == (not BY_FAMILY[one.product].copies_by_tma)
         assert found["kernel_product_is_ws"] == (one.product == "ws")
         assert found["kernel_swap"] == one.swap and found["kernel_family_is_gemm"] == 1
 

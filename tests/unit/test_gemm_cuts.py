@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gemm_kernels import gemm_kernel
 
 from tilewise.core.arch import load_arch
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
-from tilewise.ops.gemm.launch_hopper import Cut, _cut_plan
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
+from tilewise.ops.gemm.launch_hopper import Handout, _cut_plan
 
 pytest.importorskip("triton")
 
@@ -26,13 +27,13 @@ class Values(np.ndarray):
         return self.astype(kind)
 
 
-def kernel(**traits: Any) -> TritonGemmKernel:
+def kernel(**traits: Any) -> GpuGemmKernel:
     shape = {"family": "ws", "dtype": "bf16", "tile_m": 128, "tile_n": 192, "tile_k": 64}
-    return TritonGemmKernel(**{**shape, "warps": 8, "stages": 5, **traits})
+    return gemm_kernel(**{**shape, "warps": 8, "stages": 5, **traits})
 
 
 def shares(
-    monkeypatch: pytest.MonkeyPatch, plan: Cut, tiles: int, steps: int, may_cut: bool
+    monkeypatch: pytest.MonkeyPatch, plan: Handout, tiles: int, steps: int, may_cut: bool
 ) -> list[tuple[int, ...]]:
     """(tile, part, first step, steps) of each piece, by the kernel's own function."""
     language = SimpleNamespace(
@@ -76,4 +77,4 @@ def test_idle_programs_help_the_others() -> None:
 
 
 def test_a_full_wave_is_not_cut() -> None:
-    assert _cut_plan(kernel(fill=True), 264, 112, SM90) == Cut(132, 264, 264, 1)
+    assert _cut_plan(kernel(fill=True), 264, 112, SM90) == Handout(132, 264, 264, 1)

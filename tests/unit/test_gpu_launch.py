@@ -19,6 +19,7 @@ if shutil.which("cc") is None:
     pytest.skip("there is no C compiler", allow_module_level=True)
 
 from driver_stub import STREAM, Stub, install, number  # noqa: E402
+from gemm_kernels import gemm_kernel  # noqa: E402
 
 import tilewise as tw  # noqa: E402
 from tilewise.core.arch import load_arch  # noqa: E402
@@ -29,7 +30,7 @@ from tilewise.errors import ExecutionError  # noqa: E402
 from tilewise.ops.configs import load_pool  # noqa: E402
 from tilewise.ops.contract import all_ops, get_op  # noqa: E402
 from tilewise.ops.gemm.arguments import Epilogue  # noqa: E402
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel  # noqa: E402
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel  # noqa: E402
 from tilewise.ops.launch import (  # noqa: E402
     CudaSource,
     Im2col,
@@ -46,8 +47,8 @@ PROBLEM = tw.GemmProblem(m=64, n=96, k=128, dtype="bf16")
 FLAGS, SUMS = 1_000_000, 2_000_000
 
 
-def kernel(family: str, m: int = 64, n: int = 64, k: int = 64, **traits: Any) -> TritonGemmKernel:
-    return TritonGemmKernel(family=family, dtype="bf16", tile_m=m, tile_n=n, tile_k=k, **traits)
+def kernel(family: str, m: int = 64, n: int = 64, k: int = 64, **traits: Any) -> GpuGemmKernel:
+    return gemm_kernel(family=family, dtype="bf16", tile_m=m, tile_n=n, tile_k=k, **traits)
 
 
 POINTER, SPLIT = kernel("pointer"), kernel("splitk", split_k=2)
@@ -117,7 +118,7 @@ def test_a_launch_has_its_arguments_in_order(arch: Any, stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("chosen", [SPECIALISED, COPYING], ids=["gluon", "triton"])
-def test_descriptors_are_maps_with_shape_and_strides(chosen: TritonGemmKernel, stub: Stub) -> None:
+def test_descriptors_are_maps_with_shape_and_strides(chosen: GpuGemmKernel, stub: Stub) -> None:
     a, b, out = operands()
     plan = GpuPlan(chosen, PROBLEM, H200)
     launch = plan.launcher([a, b], out)
@@ -160,7 +161,7 @@ def test_epilogues_get_their_vectors(stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("chosen", [SPLIT, ATOMIC], ids=["sums", "atomics"])
-def test_flags_and_sums_lie_apart(chosen: TritonGemmKernel, stub: Stub) -> None:
+def test_flags_and_sums_lie_apart(chosen: GpuGemmKernel, stub: Stub) -> None:
     a, b, out = operands()
     plan = GpuPlan(chosen, PROBLEM, H200)
     plan.execute([a, b], out)

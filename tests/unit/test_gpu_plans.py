@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from gemm_kernels import gemm_kernel  # noqa: E402
+
 import tilewise as tw  # noqa: E402
 from tilewise.cli import doctor  # noqa: E402
 from tilewise.core.arch import load_arch  # noqa: E402
@@ -21,15 +23,15 @@ from tilewise.engines.gpu import bound, triton_build  # noqa: E402
 from tilewise.engines.gpu.engine import GpuPlan  # noqa: E402
 from tilewise.errors import BuildError, ExecutionError  # noqa: E402
 from tilewise.ops.gemm.arguments import Epilogue  # noqa: E402
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel  # noqa: E402
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel  # noqa: E402
 from tilewise.ops.vendor import VendorKernel  # noqa: E402
 
 ARCH = load_arch("sm_90", "H200")
 PROBLEM = tw.GemmProblem(m=64, n=96, k=128, dtype="bf16")
 
 
-def kernel(family: str, m: int = 64, n: int = 64, k: int = 64, **traits: Any) -> TritonGemmKernel:
-    return TritonGemmKernel(family=family, dtype="bf16", tile_m=m, tile_n=n, tile_k=k, **traits)
+def kernel(family: str, m: int = 64, n: int = 64, k: int = 64, **traits: Any) -> GpuGemmKernel:
+    return gemm_kernel(family=family, dtype="bf16", tile_m=m, tile_n=n, tile_k=k, **traits)
 
 
 POINTER, SPLIT = kernel("pointer"), kernel("splitk", split_k=2)
@@ -89,7 +91,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def registry(*kernels: TritonGemmKernel) -> tw.Registry:
+def registry(*kernels: GpuGemmKernel) -> tw.Registry:
     made = tw.Registry("gemm", ARCH)
     made.declare(kernels)
     return made
@@ -98,7 +100,7 @@ def registry(*kernels: TritonGemmKernel) -> tw.Registry:
 @pytest.mark.parametrize("name", list(views()))
 @pytest.mark.parametrize("others", [(), (POINTER,)], ids=["alone", "with another"])
 def test_tensors_are_served_as_they_lie(
-    name: str, others: tuple[TritonGemmKernel, ...], here: None
+    name: str, others: tuple[GpuGemmKernel, ...], here: None
 ) -> None:
     a, is_regular = views()[name]
     _, b, _ = operands()

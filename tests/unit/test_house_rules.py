@@ -147,3 +147,78 @@ def test_only_an_op_s_folder_and_the_fronts_know_it() -> None:
 )
 def test_asking_for_an_op_is_noticed(text: str) -> None:
     assert named_ops(text)
+
+
+def parsed() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text())) for path in sorted(SRC.rglob("*.py"))]
+
+
+def is_kernel_body(function: ast.FunctionDef) -> bool:
+    """Whether Triton or Gluon compiles it, whose functions know no structures of arguments."""
+    return any(ast.unparse(d).split("(")[0].endswith("jit") for d in function.decorator_list)
+
+
+def functions() -> list[tuple[str, ast.FunctionDef]]:
+    """Every function but kernel bodies, and where it stands."""
+    return [
+        (f"{path.relative_to(SRC)}:{node.lineno} {node.name}", node)
+        for path, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and not is_kernel_body(node)
+    ]
+
+
+LONGER = ("cli/export_cpp.py", "export/library.py")
+"""Commands and steps of the C++ export, still to be cut."""
+
+
+def test_no_function_is_long() -> None:
+    every = [where for where, f in functions() if (f.end_lineno or 0) - f.lineno >= 60]
+    long = [where for where in every if not where.startswith(LONGER)]
+    assert not long, f"60 lines at most: {long}"
+
+
+FROM_ELSEWHERE = ("torch_ops/__init__.py", "torch_ops/convolutions.py")
+"""PyTorch's operators, whose schemas say the order of their arguments."""
+
+
+def test_no_function_takes_dozens_of_arguments_by_place() -> None:
+    """Commands are called by the names of their options."""
+    wide = [
+        where
+        for where, f in functions()
+        if len(f.args.posonlyargs) + len(f.args.args) > 8
+        and not where.startswith(("cli/", *FROM_ELSEWHERE))
+    ]
+    assert not wide, f"8 arguments by place at most: {wide}"
+
+
+ALIKE = frozenset({"Args", "Epilogue", "Launches"})
+"""What ops, and what the exports of both kinds of device, each have one of."""
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name not in ALIKE:
+                places.setdefault(node.name, []).append(str(path.relative_to(SRC)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+SAME_ROLE = frozenset(
+    {"__init__", "contract", "vendor", "engine", "cpu", "gpu", "driver", "library"}
+)
+"""Of what ops, engines and exports each have one; drivers are a GPU's and MIOpen's, libraries
+PyTorch's and an exported one."""
+
+
+def test_a_file_has_a_name_of_its_own() -> None:
+    """Folders of ops have the same files on purpose, and commands the names of what they front."""
+    places: dict[str, list[str]] = {}
+    for path in SRC.rglob("*.py"):
+        parts = path.relative_to(SRC).parts
+        mirrors = parts[0] == "cli" or (parts[0] == "ops" and parts[1] in OP_FOLDERS)
+        if not mirrors and path.stem not in SAME_ROLE:
+            places.setdefault(path.stem, []).append(str(path.relative_to(SRC)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -16,6 +16,8 @@ from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import InputError, KernelError
 from tilewise.ops.configs import dump_kernels, expand, load_kernels
 from tilewise.ops.contract import Op, get_op
+from tilewise.ops.gemm.kernels import GPU_KERNEL_TYPES
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
 
 PUBLISHED = Path(__file__).parent / "published_kernels.json.gz"
 ARCH = load_arch("x86_avx2")
@@ -134,3 +136,22 @@ def test_published_kernels_keep_their_names_and_keys(which: tuple[str, dict[str,
     assert [get_op(op).kernel_from_dict(k.to_dict()) for k in kernels] == kernels
     keys = "\n".join(kernel.key for kernel in kernels)
     assert sha256(keys.encode()).hexdigest() == told["keys_sha256"]
+
+
+@pytest.mark.parametrize("kind", GPU_KERNEL_TYPES, ids=lambda kind: kind.__name__)
+def test_a_gemm_kernel_has_the_traits_of_its_family(kind: type[GpuGemmKernel]) -> None:
+    """What a family has no choice of stands in its names, and has one value."""
+    tile: dict[str, Any] = {"dtype": "bf16", "tile_m": 128, "tile_n": 64, "tile_k": 64}
+    for family in kind.families():
+        plain = kind(family=family, **tile)
+        assert get_op("gemm").kernel_type("triton", family) is kind
+        others: dict[str, Any] = {"split_k": 2, "swap": True, "fill": True, "atomic": True}
+        for name, value in others.items():
+            if len(kind.space()[name]) == 1:
+                with pytest.raises(KernelError, match=f"{family} has no {name}"):
+                    replace(plain, **{name: value})
+                assert not expand(
+                    [{"engine": "triton", "traits": {**tile, "family": family, name: value}}],
+                    get_op("gemm"),
+                    load_arch("sm_90"),
+                )

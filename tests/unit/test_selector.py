@@ -232,7 +232,7 @@ def test_an_explanation_says_why(chosen: Selector) -> None:
     assert report["kernel"] == chosen.select(problem).name
     assert report["runner_up"] != report["kernel"]
     assert report["expected_gap"] >= 0
-    assert report["is_level"] == (report["expected_gap"] <= 0.02)
+    assert report["is_tie"] == (report["expected_gap"] <= 0.02)
     assert len(report["nearest"]) == 3
     distances = [n["distance_octaves"] for n in report["nearest"]]
     assert distances == sorted(distances)

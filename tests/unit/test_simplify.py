@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from synthetic import synthetic_problems
 
-from tilewise.core.features import FeatureSet, Field, Rows
+from tilewise.core.arch import load_arch
+from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Field, Rows, columns
 from tilewise.core.model import load_model
 from tilewise.core.simplify import simplified
 from tilewise.ops.columns import pool_rows
+from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.fields import arch_values, kernel_values, problem_values
+from tilewise.ops.roofline import estimates_us
 from tilewise.selection.models import SHIPPED
 
 FIELDS = (
@@ -111,3 +115,21 @@ def test_shipped_definitions_keep_their_values(folder: Path) -> None:
         before, after = model.features.evaluate(rows, names), short.evaluate(rows, names)
         for name in names:
             assert np.array_equal(before[name], after[name], equal_nan=True), name
+
+
+@pytest.mark.parametrize(("op", "name"), [("gemm", "x86_avx512"), ("conv_fwd", "sm_90")])
+def test_estimates_are_those_of_the_whole_definitions(op: str, name: str) -> None:
+    """They are worked out by what the kernels' engines and the device leave of them."""
+    arch, features = load_arch(name), get_op(op).features
+    kernels = load_pool(get_op(op), arch)[::20]
+    for problem in synthetic_problems(op, "fp32" if arch.kind == "cpu" else "bf16", 5, seed=4):
+        figures = columns(features.fields_of(ARCH), [arch_values(arch)])
+        rows = Rows(
+            columns(features.fields_of(PROBLEM), [problem_values(problem)]),
+            columns(features.fields_of(KERNEL), [kernel_values(k) for k in kernels]),
+            {name: float(value[0]) for name, value in figures.items()},
+            np.zeros(len(kernels), np.int64),
+            np.arange(len(kernels)),
+        )
+        whole = features.evaluate(rows, ["analytic_us"])
+        assert estimates_us(kernels, problem, arch).tolist() == whole["analytic_us"].tolist()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gemm_kernels import gemm_kernel
 
 from tilewise.core.arch import load_arch
 from tilewise.core.measurement import Policy
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.compiling import Builder
 from tilewise.sweep.crew import WorkerConfig
@@ -18,7 +18,7 @@ from tilewise.sweep.process import WorkerGoneError
 
 pytest.importorskip("triton")
 
-KERNEL = TritonGemmKernel(family="gemv", dtype="bf16", tile_m=4, tile_n=1, tile_k=512, stages=1)
+KERNEL = gemm_kernel(family="gemv", dtype="bf16", tile_m=4, tile_n=1, tile_k=512, stages=1)
 
 
 def compiled(folder: Path) -> int:

@@ -9,19 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewise.core.trace import (
-    Examples,
-    TraceError,
-    cheapest,
-    concrete,
-    either,
-    fields_of,
-    follow,
-    gcd,
-    leaves,
-    pieces,
-    trace,
-)
+from tilewise.core.sizes import TraceError, cheapest, concrete, either, fields_of, gcd, pieces
+from tilewise.core.trace import Examples, follow, leaves, trace
 
 M, N = fields_of(("m", "n"), {"n": 1}).values()
 

@@ -64,7 +64,7 @@ PROBLEMS: dict[str, Problem] = {
 
 
 @dataclass(slots=True)
-class Row:
+class DemoRow:
     """One line of the demo's table."""
 
     label: str
@@ -94,7 +94,7 @@ def demo(as_json: JsonFlag = False) -> None:
     raise typer.Exit(0 if all(row.is_right for row in rows) else 1)
 
 
-def _steps() -> tuple[list[Row], dict[str, Any]]:
+def _steps() -> tuple[list[DemoRow], dict[str, Any]]:
     from tilewise.cli.demo_gpu import on_gpu
     from tilewise.cli.demo_learning import learned, of_h200
 
@@ -149,7 +149,7 @@ def _why_not_learning(kernels: Sequence[Kernel]) -> str | None:
     return None if kernels else "nothing was compiled"
 
 
-def _conclude(rows: Sequence[Row], found: Mapping[str, Any]) -> None:
+def _conclude(rows: Sequence[DemoRow], found: Mapping[str, Any]) -> None:
     """What was seen, in words."""
     right = sum(row.is_right for row in rows)
     ahead = [row for row in rows if row.vs_best is not None and row.vs_best >= 1]
@@ -163,8 +163,8 @@ def _conclude(rows: Sequence[Row], found: Mapping[str, Any]) -> None:
         out.print(f"The report: {found['learned']['report']}", soft_wrap=True)
 
 
-def vars_of(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__}
+def vars_of(row: DemoRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in DemoRow.__dataclass_fields__}
 
 
 def random_operands(problem: Problem, seed: int = 0) -> list[Any]:
@@ -177,11 +177,11 @@ def random_operands(problem: Problem, seed: int = 0) -> list[Any]:
     return made
 
 
-def _run(label: str, problem: Problem, registry: Registry) -> Row:
+def _run(label: str, problem: Problem, registry: Registry) -> DemoRow:
     operands = random_operands(problem)
     result = registry.run(problem, *operands)
     expected = get_op(problem.op).reference(problem, *operands)
-    row = Row(label, problem, kernel=result.kernel.name, path=result.path)
+    row = DemoRow(label, problem, kernel=result.kernel.name, path=result.path)
     row.summary = _summary(result.kernel)
     row.error = float(np.linalg.norm(result.out - expected) / np.linalg.norm(expected))
     row.is_right = row.error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
@@ -198,7 +198,7 @@ def _run(label: str, problem: Problem, registry: Registry) -> Row:
     return row
 
 
-def compare(row: Row, ours: Reading, vendors: Mapping[str, Reading]) -> None:
+def compare(row: DemoRow, ours: Reading, vendors: Mapping[str, Reading]) -> None:
     """Notes what the readings say, and no more than that."""
     flops = row.problem.flops
     row.gflops, row.spread = flops / ours.time_us / 1e3, ours.share
@@ -227,7 +227,7 @@ def _timed(calls: Sequence[Callable[[], Any]]) -> list[Reading]:
     return [Reading(time_us=t.time_us, spread_us=t.spread_us, rounds=POLICY.rounds) for t in found]
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[DemoRow]) -> None:
     shown = []
     for row in rows:
         vendors = row.vendors or {}

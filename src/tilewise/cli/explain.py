@@ -150,8 +150,8 @@ def against(report: dict[str, Any]) -> None:
         ("What sets it apart from the runner-up", "reasons"),
     ):
         if key == "reasons":
-            level = ", which is level" if report["is_level"] else ""
-            gap = f"{100 * report['expected_gap']:.1f} % slower{level}"
+            tie = ", which is a tie" if report["is_tie"] else ""
+            gap = f"{100 * report['expected_gap']:.1f} % slower{tie}"
             out.print(f"runner-up: {report['runner_up']}, expected {gap}", soft_wrap=True)
         rows = [[p["feature"], p["chosen"], p["others"], p["percent"]] for p in report[key]]
         if rows:

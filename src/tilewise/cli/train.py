@@ -24,7 +24,7 @@ from tilewise.engines.device import resolve_arch
 if TYPE_CHECKING:
     from tilewise.learn.dataset import Dataset
     from tilewise.learn.params import Params
-    from tilewise.learn.train import Trained
+    from tilewise.learn.train import Training
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
@@ -113,7 +113,7 @@ def _trained(
     warm_start: Path | None,
     trials: int,
     compare: bool,
-) -> tuple[Trained, list[dict[str, Any]]]:
+) -> tuple[Training, list[dict[str, Any]]]:
     """The model, written to its folder, and the objectives where they are compared."""
     from tilewise.learn import objectives
     from tilewise.learn.fit import Trainer
@@ -139,7 +139,7 @@ def _trained(
 
 
 def _report(
-    folder: Path, data: Dataset, trained: Trained, rows: list[dict[str, Any]]
+    folder: Path, data: Dataset, trained: Training, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     return {
         "model": str(folder),
@@ -152,7 +152,7 @@ def _report(
     }
 
 
-def _show(folder: Path, data: Dataset, trained: Trained, rows: list[dict[str, Any]]) -> None:
+def _show(folder: Path, data: Dataset, trained: Training, rows: list[dict[str, Any]]) -> None:
     metrics = trained.model.metrics
     show_efficiency(f"{folder.name}: {len(data):,} rows, cross-validated", metrics)
     if metrics["efficiency"]["mean"] < metrics["analytic"]["mean"]:

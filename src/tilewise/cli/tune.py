@@ -27,7 +27,7 @@ def tune(
     Processes with TILEWISE_PLAN set to the file choose by it on the device it was made on.
     """
     from tilewise.engines.device import resolve_arch
-    from tilewise.judge.tuning import tune_problems
+    from tilewise.judge.trials import tune_problems
     from tilewise.problems.files import read_problems
     from tilewise.selection.measured import write_plan
 

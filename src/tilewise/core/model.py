@@ -85,7 +85,7 @@ class Calibration:
 
 VENDOR = "vendor"
 """The engine of a vendor's routines, and the forest that speaks of them alone."""
-VENDOR_LEVEL = 0.0225
+VENDOR_TIE = 0.0225
 """Predicted within this of the best, the vendor's routine is taken: a wrong guess then loses
 nothing against it, and it need not be compiled. The H200's model is off by about 3 % on gaps
 between it and the best of ours that it predicts below 10 %; wider bands lose more."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from tilewise.core.dtypes import dtype
 from tilewise.core.identity import digest
-from tilewise.core.trace import Number
+from tilewise.core.sizes import Number
 from tilewise.errors import ProblemError
 
 

@@ -1,316 +1,26 @@
 """Plain Python functions of a problem's sizes, followed down every path and kept as a tree.
 
-A function is run with `Number`s in the place of sizes. Arithmetic on them is written down, and
-wherever it asks whether something holds, both answers are followed, one run after the other. What
-is left is a tree of questions with results at its leaves, which `core/render.py` turns into C++:
-rules and launches are written once, in Python, and served without it.
-
-Helpers that would loop over sizes or need their value (`cheapest`, `either`, `gcd`) are here too;
-on plain numbers they compute as usual.
+A function is run with `Number`s (`core/sizes.py`) in the place of sizes. Wherever it asks whether
+something holds, both answers are followed, one run after the other. What is left is a tree of
+questions with results at its leaves, which `export/render.py` turns into C++: rules and launches
+are written once, in Python, and served without it.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.errors import TilewiseError
+from tilewise.core.sizes import Node, TraceError, Unseen, answering
 
-MOST = 2**31
-"""Sizes of a traced problem lie below."""
 MOST_PATHS = 4096
-MOST_VALUES = 32
-"""Of a size that has to be known; more are no longer cases of their own."""
 MOST_TURNS = 1024
 """Of a loop, when examples are looked at."""
 _TESTS = {"==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal}
-_MARK = re.compile("\x02(\\d+)\x03")
-
-
-class TraceError(TilewiseError):
-    """A function does what cannot be followed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """One operation; equal ones are the same object."""
-
-    op: str
-    args: tuple[Any, ...]
-    low: float
-    high: float
-    """Between which its value lies; of integers exactly."""
-    is_float: bool = False
-    is_test: bool = False
-
-
-_NODES: dict[tuple[Any, ...], Node] = {}
-_SPELT: list[Node] = []
-"""Nodes that stand in texts, by number."""
-
-
-def _node(op: str, *args: Any, low: float, high: float, **kind: bool) -> Node:
-    key = (op, *args, *(type(a) for a in args), *sorted(kind.items()))
-    found = _NODES.get(key)
-    if found is None:
-        found = _NODES[key] = Node(op, args, low, high, **kind)
-    return found
-
-
-class Number:
-    """A size, or what was computed from sizes; told apart by what it is, never hashed."""
-
-    __slots__ = ("node",)
-
-    def __hash__(self) -> int:
-        """None: a cache would answer for other sizes."""
-        raise TraceError("a size that is not known cannot be looked up")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    def __add__(self, other: Any) -> Any:
-        return _arithmetic("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _arithmetic("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _arithmetic("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _arithmetic("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return _arithmetic("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return _arithmetic("*", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return _arithmetic("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return _arithmetic("//", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return _arithmetic("%", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return _arithmetic("%", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return _arithmetic("/", self, other)
-
-    def __neg__(self) -> Any:
-        return _arithmetic("-", 0, self)
-
-    def __round__(self) -> Any:
-        one = self.node
-        return Number(_node("round", one, low=round(one.low), high=round(one.high)))
-
-    def __eq__(self, other: object) -> Any:
-        return _test("==", self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return _test("!=", self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return _test("<", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return _test("<=", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return _test("<", other, self)
-
-    def __ge__(self, other: Any) -> Any:
-        return _test("<=", other, self)
-
-    def __bool__(self) -> bool:
-        return bool(_test("!=", self, 0))
-
-    def __format__(self, form: str) -> str:
-        if form:
-            raise TraceError(f"a size cannot be written as {form!r} without knowing it")
-        _SPELT.append(self.node)
-        return f"\x02{len(_SPELT) - 1}\x03"
-
-    def __str__(self) -> str:
-        return format(self)
-
-    __repr__ = __str__
-
-    def __index__(self) -> int:
-        """The value, each of those that examples have followed on a path of its own."""
-        return concrete(self)
-
-    __int__ = __index__
-
-    def __float__(self) -> NoReturn:
-        raise TraceError("a size that is not known was asked for as a number")
-
-
-class Truth:
-    """Whether something holds, followed both ways where it is asked."""
-
-    __slots__ = ("node",)
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    def __bool__(self) -> bool:
-        return _current().ask(self.node)
-
-    def __index__(self) -> int:
-        return int(bool(self))
-
-    __int__ = __index__
-
-    def __eq__(self, other: object) -> Any:
-        return bool(self) == bool(other)
-
-
-def _current() -> Tracer:
-    if not _ACTIVE:
-        raise TraceError("sizes that are not known were compared outside of a trace")
-    return _ACTIVE[-1]
-
-
-def as_node(value: Any) -> Node:
-    """A number of either kind as a node."""
-    if isinstance(value, Number):
-        return value.node
-    if isinstance(value, bool):
-        value = int(value)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise TraceError(f"{value!r} is no number that can be followed")
-    return _node("const", value, low=value, high=value, is_float=isinstance(value, float))
-
-
-def _value(node: Node) -> Any:
-    return node.args[0] if node.op == "const" else Number(node)
-
-
-def _arithmetic(op: str, left: Any, right: Any) -> Any:
-    a, b = as_node(left), as_node(right)
-    is_float = a.is_float or b.is_float or op == "/"
-    if op == "//" and is_float:
-        raise TraceError("floor division of fractions cannot be followed")
-    for one, other, keeps in ((a, b, ("+", "-", "*", "//")), (b, a, ("+", "*"))):
-        neutral = 0 if op in ("+", "-") else 1
-        if op in keeps and other.op == "const" and other.args[0] == neutral and not is_float:
-            return _value(one)
-    if op == "*" and not is_float and 0 in (a.low, b.low) and (a.high == 0 or b.high == 0):
-        return 0
-    if op == "-" and a is b and not is_float:
-        return 0
-    low, high = _range(op, a, b)
-    return Number(_node(op, a, b, low=low, high=high, is_float=is_float))
-
-
-def _range(op: str, a: Node, b: Node) -> tuple[float, float]:
-    if op == "%":
-        return 0, b.high - 1
-    if op == "+":
-        return a.low + b.low, a.high + b.high
-    if op == "-":
-        return a.low - b.high, a.high - b.low
-    act: Callable[[Any, Any], Any] = {
-        "*": lambda x, y: x * y,
-        "//": lambda x, y: x // y,
-        "/": lambda x, y: x / y,
-    }[op]
-    # Whoever divides by a size knows it to be above zero.
-    least = max(1, b.low) if op != "*" and not b.is_float else b.low
-    ends = [act(x, y) for x in (a.low, a.high) for y in (least, b.high)]
-    return min(ends), max(ends)
-
-
-def _test(op: str, left: Any, right: Any) -> Any:
-    if isinstance(left, str) or isinstance(right, str) or left is None or right is None:
-        return op == "!="
-    a, b = as_node(left), as_node(right)
-    if a is b:
-        return op in ("==", "<=")
-    if op == "<" and (a.high < b.low or a.low >= b.high):
-        return a.high < b.low
-    if op == "<=" and (a.high <= b.low or a.low > b.high):
-        return a.high <= b.low
-    if op in ("==", "!=") and (a.high < b.low or a.low > b.high):
-        return op == "!="
-    return Truth(_node(op, a, b, low=0, high=1, is_test=True))
-
-
-def either(test: Any, this: Any, that: Any) -> Any:
-    """`this if test else that`, in places where both are worked out."""
-    if not isinstance(test, Truth):
-        return this if test else that
-    a, b = as_node(this), as_node(that)
-    low, high = min(a.low, b.low), max(a.high, b.high)
-    return Number(
-        _node("either", test.node, a, b, low=low, high=high, is_float=a.is_float or b.is_float)
-    )
-
-
-def gcd(a: Any, b: Any) -> Any:
-    """The greatest common divisor."""
-    if not isinstance(a, Number) and not isinstance(b, Number):
-        return math.gcd(a, b)
-    one, two = as_node(a), as_node(b)
-    return Number(_node("gcd", one, two, low=0, high=max(one.high, two.high)))
-
-
-_LOOPS = 0
-
-
-def cheapest(first: int, last: Any, cost: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The least cost of the numbers from `first` to `last`, and the first number that has it."""
-    global _LOOPS
-    if not isinstance(last, Number):
-        probe = [cost(place) for place in (first,)]
-        if not isinstance(probe[0], Number):
-            return min((cost(place), place) for place in range(first, last + 1))
-    end, depth = as_node(last), _LOOPS
-    _LOOPS += 1
-    try:
-        loop = _node("loop", depth, low=first, high=max(first, end.high))
-        body = as_node(cost(Number(loop)))
-    finally:
-        _LOOPS -= 1
-    parts = (as_node(first), end, depth, body)
-    best = _node("cost", *parts, low=body.low, high=body.high, is_float=body.is_float)
-    return Number(best), Number(_node("place", *parts, low=first, high=max(first, end.high)))
-
-
-def concrete(number: Any) -> int:
-    """A size's value, where it must be known: every value of the examples is a path."""
-    if not isinstance(number, Number):
-        return int(number)
-    found = _current().values_of(number.node)
-    if not 0 < len(found) <= MOST_VALUES:
-        raise TraceError(
-            f"{len(found)} values of one size are cases of their own; {MOST_VALUES} are possible"
-        )
-    for value in found[:-1]:
-        if number == value:
-            return value
-    # Asked all the same: a value that no example has must not pass for the last.
-    if number == found[-1]:
-        return found[-1]
-    raise _Unseen
-
-
-class _Unseen(BaseException):
-    """A path that no example takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -438,23 +148,6 @@ class Tracer:
         return [int(v) for v in np.unique(self.examples.evaluate(node)[self.mask])]
 
 
-_ACTIVE: list[Tracer] = []
-
-
-@contextmanager
-def _tracing(tracer: Tracer) -> Iterator[None]:
-    _ACTIVE.append(tracer)
-    try:
-        yield
-    finally:
-        _ACTIVE.pop()
-
-
-def fields_of(names: Sequence[str], least: Mapping[str, int]) -> dict[str, Number]:
-    """Sizes that are not known, by name."""
-    return {n: Number(_node("field", n, low=least.get(n, 0), high=MOST - 1)) for n in names}
-
-
 def trace(function: Callable[[], Any], examples: Examples | None = None) -> Tree | None:
     """The tree of what `function` gives, over the sizes that it uses.
 
@@ -473,10 +166,10 @@ def trace(function: Callable[[], Any], examples: Examples | None = None) -> Tree
         prefix = waiting.pop()
         mask = None if examples is None else np.ones(examples.count, bool)
         tracer = Tracer(examples, dict(prefix), mask)
-        with _tracing(tracer):
+        with answering(tracer):
             try:
                 leaf: Leaf | None = Leaf(function())
-            except _Unseen:
+            except Unseen:
                 leaf = None
         _insert(root, tracer.path, leaf)
         for at in tracer.forks:
@@ -523,12 +216,6 @@ def leaves(tree: Tree | None) -> Iterator[Leaf]:
     elif tree is not None:
         yield from leaves(tree.yes)
         yield from leaves(tree.no)
-
-
-def pieces(text: str) -> list[str | Node]:
-    """A text that sizes were written into, as its parts."""
-    parts = _MARK.split(text)
-    return [_SPELT[int(part)] if at % 2 else part for at, part in enumerate(parts) if part]
 
 
 def follow(tree: Tree | None, fields: Mapping[str, int]) -> Any:

@@ -13,7 +13,7 @@ from tilewise.data.derived import lean
 from tilewise.data.store import Store, read_shard, write_shard
 from tilewise.errors import FileError, InputError
 
-_LEVEL = 19
+_COMPRESSION = 19
 """Of compression: a published shard is written once and read often."""
 
 
@@ -39,7 +39,7 @@ def publish(source: Path | str, target: Path | str, tell: Tell = silent) -> Publ
         for number, shard in enumerate(shards, 1):
             tell(f"writing shard {number} of {len(shards)}")
             table = lean(read_shard(shard))
-            write_shard(folder / shard.name, table, level=_LEVEL)
+            write_shard(folder / shard.name, table, effort=_COMPRESSION)
             rows += len(table)
     before, after = (
         sum((home / shard.name).stat().st_size for shard in shards) for home in (store.path, place)

@@ -221,14 +221,14 @@ def _set_aside(path: Path, data: bytes) -> None:
         raise _unwritable(path.parent, error) from None
 
 
-def write_shard(path: Path, table: Any, *, level: int = 1) -> None:
+def write_shard(path: Path, table: Any, *, effort: int = 1) -> None:
     """Writes a shard so that it is there whole or not at all, even after a power cut."""
     import pyarrow.parquet as pq
 
     try:
         with replacing(path, path.with_name(f".{path.name}")) as file:
             pq.write_table(
-                table, file, compression="zstd", compression_level=level, write_page_checksum=True
+                table, file, compression="zstd", compression_level=effort, write_page_checksum=True
             )
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -14,18 +14,19 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR_LEVEL
+from tilewise.core.model import VENDOR_TIE
 from tilewise.core.problem import Problem
-from tilewise.dispatch.padding import Copies, aligned
+from tilewise.dispatch.padding import Copies, CopyCosts, aligned
 from tilewise.dispatch.registry import Registry
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
-from tilewise.selection.choice import LEVEL, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
 from tilewise.settings import settings
 
 REMEMBERED = 512
+FEW = 128
+"""Kernels that are ranked whole: picking the leaders among so few spares nothing."""
 
 Key = tuple[int, bool, float, int]
 """Priority turned round, whether it is left to the end, time, place in the pool."""
@@ -43,17 +44,20 @@ class Pool:
     kernels: tuple[Kernel, ...]
     priority: NDArray[np.int64]
     """Turned round: the lowest come first."""
-    is_vendor: NDArray[np.bool_]
+    has_priorities: bool
+    """Whether some come before others whatever they take."""
+    vendors: tuple[int, ...]
+    """Places of the vendor's routines."""
     copies: Copies
 
 
-def _charged(keys: Iterable[Key], copies_us: Array) -> Iterator[Key]:
+def _charged(keys: Iterable[Key], copies_us: CopyCosts) -> Iterator[Key]:
     """Keys in order of what kernels take with the copies they need, given by what they take."""
     waiting: list[Key] = []
     for key in keys:
         while waiting and waiting[0] < key:
             yield heapq.heappop(waiting)
-        extra = float(copies_us[key[3]])
+        extra = copies_us[key[3]]
         if extra:
             heapq.heappush(waiting, (key[0], key[1], key[2] + extra, key[3]))
         else:
@@ -135,10 +139,12 @@ class Chooser:
         if pool is None:
             every = self.registry.kernels
             kernels = tuple(k for k in every if getattr(k, "dtype", dtype) in served_by(dtype))
+            priority = np.array([-int(self.registry.priority_of(k)) for k in kernels], np.int64)
             pool = Pool(
                 kernels,
-                np.array([-int(self.registry.priority_of(k)) for k in kernels], np.int64),
-                np.array([k.engine == "vendor" for k in kernels], bool),
+                priority,
+                bool((priority != priority[:1]).any()),
+                tuple(at for at, k in enumerate(kernels) if k.engine == "vendor"),
                 Copies(self.registry.op, kernels, self.registry.arch),
             )
             with self._lock:
@@ -160,7 +166,7 @@ class Chooser:
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
-            notes.append(f"of kernels predicted level, {taken}")
+            notes.append(f"of kernels that tie, {taken}")
         if (caveat := ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
@@ -196,12 +202,13 @@ class Chooser:
         """
         copies_us = pool.copies.us(problem)
         told = set()
-        for place, us in () if copies_us.any() else self._leaders(problem, pool, ranker):
+        can_lead = len(pool.kernels) > FEW and not pool.has_priorities and not copies_us.any()
+        for place, us in self._leaders(problem, pool, ranker) if can_lead else ():
             told.add(place)
             yield place, us
         times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
-        is_last = pool.is_vendor.copy()
-        for vendor in np.flatnonzero(is_last):
+        is_last = np.zeros(len(times), bool)
+        for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
@@ -215,11 +222,9 @@ class Chooser:
 
     def _leaders(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
         """Places and times of the fastest few, without ranking all."""
-        if len(np.unique(pool.priority)) > 1:
-            return
         found = ranker.leaders_us(problem, pool.kernels, self.registry.arch)
         for place, us in zip(*(array.tolist() for array in found or ()), strict=True):
-            if not pool.is_vendor[place] or self.can_judge(ranker, pool.kernels[place]):
+            if place not in pool.vendors or self.can_judge(ranker, pool.kernels[place]):
                 yield place, us
 
     def can_judge(self, ranker: Ranker, vendor: Kernel) -> bool:
@@ -227,8 +232,8 @@ class Chooser:
         return ranker.knows_vendor(vendor) or judges_vendor(vendor.op, self.registry.arch)
 
     def _among_ties(self, ranking: Ranking, pool: Pool) -> tuple[int, str]:
-        """Which of the kernels level with the best is taken, and why; 0 for the best itself."""
-        if not self.registry.has_builds and not pool.is_vendor.any():
+        """Which of the kernels that tie with the best is taken, and why; 0 for the best itself."""
+        if not self.registry.has_builds and not pool.vendors:
             return 0, ""
         best = ranking[0]
         priority = self.registry.priority_of(best.kernel)
@@ -236,7 +241,7 @@ class Chooser:
         for place, ranked in enumerate(ranking):
             # Who comes later and is predicted faster was put there for other reasons than time.
             behind = ranked.predicted_us / best.predicted_us - 1
-            if not 0 <= behind <= VENDOR_LEVEL:
+            if not 0 <= behind <= VENDOR_TIE:
                 break
             if self.registry.priority_of(ranked.kernel) == priority:
                 ties.append((place, ranked.kernel, behind))
@@ -245,6 +250,6 @@ class Chooser:
                 return place, "the vendor's"
         for place, kernel, behind in ties:
             build = self.registry.build_of(kernel)
-            if behind <= LEVEL and build is not None and build.status == "ok":
+            if behind <= TIE and build is not None and build.status == "ok":
                 return place, "the one already built"
         return 0, ""

@@ -14,7 +14,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.dispatch.chooser import Chooser
-from tilewise.dispatch.operands import Call, prepare
+from tilewise.dispatch.operands import ReadyCall, prepare
 from tilewise.dispatch.padding import (
     WIDE_BYTES,
     CopyingPlan,
@@ -181,7 +181,7 @@ class Dispatcher:
     def execute(
         self,
         problem: Problem,
-        call: Call,
+        call: ReadyCall,
         *,
         deterministic: bool = False,
         epilogue: Any = None,
@@ -238,7 +238,7 @@ class Dispatcher:
                 self._remembered[key] = held
         return held
 
-    def _fitting(self, choice: Choice, call: Call, epilogue: Any) -> tuple[Plan, Choice]:
+    def _fitting(self, choice: Choice, call: ReadyCall, epilogue: Any) -> tuple[Plan, Choice]:
         """The kernel that is fastest on the call's tensors, copying those it cannot reach."""
         tensors = (*call.operands, call.out)
         copy_us = calls_us(len(irregular(tensors)), copied_bytes(tensors), self.registry.arch)
@@ -246,7 +246,7 @@ class Dispatcher:
         start = kernels.index(choice.kernel) if choice.kernel in kernels else len(kernels)
         best: tuple[float, Plan | None] = (inf, None)
         for ranked in choice.ranking[start:]:  # those before could not be had
-            if best[1] is not None and not self._is_level(choice, best[1].kernel, ranked.kernel):
+            if best[1] is not None and not self._is_by_time(choice, best[1].kernel, ranked.kernel):
                 break
             if ranked.predicted_us >= best[0]:
                 continue
@@ -266,7 +266,7 @@ class Dispatcher:
         why = "strides or addresses of the tensors count"
         return found, replace(choice, kernel=found.kernel, reason=f"{choice.reason}; {why}")
 
-    def _is_level(self, choice: Choice, one: Kernel, other: Kernel) -> bool:
+    def _is_by_time(self, choice: Choice, one: Kernel, other: Kernel) -> bool:
         """Whether time decides between two kernels: neither priority nor the ranking's order."""
         priority = self.registry.priority_of
         is_last = other.engine == "vendor" and not self._knows(choice.path, other)

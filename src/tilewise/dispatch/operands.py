@@ -13,7 +13,7 @@ from tilewise.ops.contract import Op
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ReadyCall:
     """Tensors ready for a plan, and where its result has to go."""
 
     operands: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Call:
         return self.result
 
 
-def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -> Call:
+def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -> ReadyCall:
     """Tensors that fit `problem`; raises TensorError where they cannot."""
     if len(tensors) != len(op.operands):
         raise TensorError(
@@ -60,10 +60,10 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
     if out is not None:
         target, of = _check_out(op, out, problem, shapes[-1], tensors)
         if storages[-1].holds(of):
-            return Call(tuple(ready), target, out, tuple(copied))
+            return ReadyCall(tuple(ready), target, out, tuple(copied))
         copied.append("out")
     made = empty(tensors[0], shapes[-1], problem.out_dtype, storages[-1])
-    return Call(tuple(ready), made, made if out is None else out, tuple(copied))
+    return ReadyCall(tuple(ready), made, made if out is None else out, tuple(copied))
 
 
 def _plain(tensor: Any) -> Any:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tilewise.core.arch import Arch
-from tilewise.core.compile_expr import Array
 from tilewise.core.dtypes import dtype
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
@@ -36,15 +32,18 @@ class Copies:
 
     def __init__(self, op: Op, kernels: Sequence[Kernel], arch: Arch) -> None:
         self._op, self._kernels, self._arch = op, kernels, arch
-        self._known: dict[str, tuple[list[Kernel], NDArray[np.intp]]] = {}
+        self._known: dict[str, tuple[list[Kernel], list[int]]] = {}
 
-    def us(self, problem: Problem) -> Array:
-        """Microseconds of each kernel; nothing where the sizes fit."""
+    def us(self, problem: Problem) -> CopyCosts:
+        """Microseconds of each kernel, worked out as they are asked for."""
         examples, which = self._alike(problem)
-        costs = [copy_us(problem, aligned(self._op, k, problem), self._arch) for k in examples]
-        return np.array(costs)[which]
 
-    def _alike(self, problem: Problem) -> tuple[list[Kernel], NDArray[np.intp]]:
+        def cost(kernel: Kernel) -> float:
+            return copy_us(problem, aligned(self._op, kernel, problem), self._arch)
+
+        return CopyCosts(examples, which, cost)
+
+    def _alike(self, problem: Problem) -> tuple[list[Kernel], list[int]]:
         """A kernel of each alignment, and which of these every kernel is like."""
         layout = str(getattr(problem, "layout", ""))
         found = self._known.get(layout)
@@ -57,8 +56,31 @@ class Copies:
                 if place == len(examples):
                     examples.append(kernel)
                 which.append(place)
-            found = self._known[layout] = (examples, np.array(which, np.intp))
+            found = self._known[layout] = (examples, which)
         return found
+
+
+class CopyCosts:
+    """What one problem's copies cost; kernels of the same alignment are worked out together."""
+
+    def __init__(
+        self, examples: list[Kernel], which: list[int], cost: Callable[[Kernel], float]
+    ) -> None:
+        self._examples, self._which, self._cost = examples, which, cost
+        self._known: list[float | None] = [None] * len(examples)
+
+    def __getitem__(self, place: int) -> float:
+        return self._of(self._which[place])
+
+    def any(self) -> bool:
+        """Whether some kernel needs copies."""
+        return any(map(self._of, range(len(self._examples))))
+
+    def _of(self, example: int) -> float:
+        known = self._known[example]
+        if known is None:
+            known = self._known[example] = self._cost(self._examples[example])
+        return known
 
 
 def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:

@@ -161,8 +161,8 @@ def compile_units(
         return done
 
     workers = max_workers or len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max(1, min(workers, len(units) or 1))) as pool:
-        return list(pool.map(one, range(len(units))))
+    with ThreadPoolExecutor(max(1, min(workers, len(units) or 1))) as crew:
+        return list(crew.map(one, range(len(units))))
 
 
 def cache_folder() -> Path:

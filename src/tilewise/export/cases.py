@@ -15,7 +15,8 @@ from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import evaluate
 from tilewise.core.expressions import Expression, parse
 from tilewise.core.problem import Problem
-from tilewise.core.trace import MOST, Examples, Tree, fields_of, trace
+from tilewise.core.sizes import MOST, fields_of
+from tilewise.core.trace import Examples, Tree, trace
 from tilewise.errors import InputError, ProblemError
 from tilewise.ops.contract import Op, get_op
 

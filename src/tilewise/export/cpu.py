@@ -49,9 +49,9 @@ def files(exports: Sequence[OpExport], facts: str) -> Iterator[tuple[str, str]]:
             unit = cpu_engine.unit(kernel)
             headers |= headers_of(unit.source, None, unit.include_dirs)
             yield f"kernels/{_stem(export, at)}.cpp", _translation(export, at, unit.source, facts)
-    pool = (cpu_engine.HERE / "pool.cpp").read_text()
-    headers |= headers_of(pool, None, (cpu_engine.HERE / "include",))
-    yield "kernels/pool.cpp", pool
+    team = (cpu_engine.HERE / "team.cpp").read_text()
+    headers |= headers_of(team, None, (cpu_engine.HERE / "include",))
+    yield "kernels/team.cpp", team
     yield from ((f"kernels/include/{name}", text) for name, text in headers.items())
     yield "src/cpu_kernels.hpp", _table(exports, facts)
 
@@ -144,7 +144,7 @@ def cmake(exports: Sequence[OpExport]) -> str:
             by_isa.setdefault(isa, []).append(f"kernels/{_stem(export, at)}.cpp")
     sources = "\n  ".join(path for paths in by_isa.values() for path in paths)
     lines = [
-        f"add_library(tilewise_kernels STATIC\n  kernels/pool.cpp\n  {sources})",
+        f"add_library(tilewise_kernels STATIC\n  kernels/team.cpp\n  {sources})",
         "target_include_directories(tilewise_kernels PRIVATE kernels/include)",
         f"target_compile_options(tilewise_kernels PRIVATE {flags})",
         "target_compile_features(tilewise_kernels PRIVATE cxx_std_17)",

@@ -8,18 +8,9 @@ from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
+from tilewise.core.sizes import Number, TraceError, Truth, concrete
 from tilewise.core.source import comment, identifier
-from tilewise.core.trace import (
-    Examples,
-    Leaf,
-    Number,
-    TraceError,
-    Tree,
-    Truth,
-    concrete,
-    leaves,
-    trace,
-)
+from tilewise.core.trace import Examples, Leaf, Tree, leaves, trace
 from tilewise.engines import get_engine
 from tilewise.engines.gpu.build import compile_ahead, compile_or_raise, launch_module, source_key
 from tilewise.engines.gpu.driver import PROMOTIONS, SWIZZLES

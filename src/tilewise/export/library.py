@@ -14,8 +14,8 @@ from tilewise.core.dtypes import dtype as element
 from tilewise.core.expressions import Expression
 from tilewise.core.model import Model
 from tilewise.core.problem import check_dtypes
+from tilewise.core.sizes import TraceError
 from tilewise.core.source import comment
-from tilewise.core.trace import TraceError
 from tilewise.errors import FileError, InputError
 from tilewise.export import cpu, gpu
 from tilewise.export.cases import Case, cases, parse_where

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.core.sizes import Node, as_node, pieces
 from tilewise.core.source import number
-from tilewise.core.trace import Branch, Leaf, Node, Tree, as_node, pieces
+from tilewise.core.trace import Branch, Leaf, Tree
 
 _WIDE = 2**63
 _PLAIN = range(-1, 3)

@@ -69,7 +69,7 @@ def validate(
     `field` is asked once the device is known. What the store holds of this device and policy is
     not measured again.
     """
-    held = Choices(why_unusable or get_op(problems[0].op).why_unusable)
+    held = Ledger(why_unusable or get_op(problems[0].op).why_unusable)
 
     def kernels(arch: Arch) -> Sequence[Kernel]:
         held.start(field(arch), arch)
@@ -101,7 +101,7 @@ def validate(
     return Validation(arch=held.arch, sweep=summary, verdicts=verdicts, unjudged=unjudged)
 
 
-class Choices:
+class Ledger:
     """The choices for a device, each made once."""
 
     field: Contenders

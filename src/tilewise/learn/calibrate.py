@@ -21,7 +21,7 @@ TERMS = tuple(CALIBRATION_TERMS)
 MIN_ROWS = 24
 """A kernel with fewer measurements shares the factors of its tile."""
 _ROUNDS = 6
-_LEVEL = 0.03
+_NOISE = 0.03
 """Relative errors below this count as noise and are not weighted up further."""
 _MOST = 16.0
 """The most that a row weighs: a few must not outweigh hundreds."""
@@ -94,7 +94,7 @@ def _factors(terms: Array, time_us: Array, counts: Array) -> tuple[float, ...]:
     for _ in range(_ROUNDS):
         factors, _ = nnls(relative / size * weight[:, None], weight, maxiter=3000)
         error = np.abs(relative / size @ factors - 1)
-        weight = np.sqrt(counts) / np.sqrt(np.maximum(error, _LEVEL))
+        weight = np.sqrt(counts) / np.sqrt(np.maximum(error, _NOISE))
     return tuple(float(f) for f in factors / size)
 
 

@@ -161,8 +161,8 @@ def comparable(
         both, alone = rows[twice[rows]], rows[~in_turn[rows]]
         if len(both):
             shift = np.median(time_us[both] - first_us[both])
-            level = np.median(first_us[both])
-            time_us[alone] += shift * np.minimum(1.0, time_us[alone] / level)
+            usual_us = np.median(first_us[both])
+            time_us[alone] += shift * np.minimum(1.0, time_us[alone] / usual_us)
     return time_us
 
 

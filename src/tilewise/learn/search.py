@@ -30,7 +30,7 @@ ScoreOf = Callable[[list[int]], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Trial:
     """A kernel that was tried, with its score."""
 
     kernel: Kernel
@@ -61,7 +61,7 @@ def search(
     strategy: str = "de",
     budget: int = 200,
     seed: int = 0,
-) -> list[Found]:
+) -> list[Trial]:
     """Every kernel tried, best first; at most `budget` are scored, each once."""
     if strategy not in STRATEGIES:
         raise InputError(f"strategy is {strategy!r}; use {' or '.join(STRATEGIES)}")
@@ -78,7 +78,7 @@ def search(
     else:
         tried = _evolve(space, score, budget, random)
     order = sorted(tried, key=lambda place: (-tried[place], place))
-    return [Found(space[place], tried[place]) for place in order]
+    return [Trial(space[place], tried[place]) for place in order]
 
 
 def _evolve(

@@ -28,7 +28,7 @@ from tilewise.ops.fields import figures
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class Training:
     """A model with everything that its folder holds beside it."""
 
     model: Model
@@ -48,7 +48,7 @@ def train(
     fold: NDArray[np.int64] | None = None,
     continue_from: Path | None = None,
     tell: Tell = silent,
-) -> Trained:
+) -> Training:
     """A model of all rows, and the cross-validation that says what to expect of it."""
     params = params or Params()
     tell(f"features of {len(data)} rows")
@@ -74,7 +74,7 @@ def train(
         metrics={**metrics(data, cross), "by_distance": bands},
     )
     seen = start.problems if start else frozenset()
-    return Trained(model, texts, dict(fitted.importances), cross, seen)
+    return Training(model, texts, dict(fitted.importances), cross, seen)
 
 
 def _forests(
@@ -141,7 +141,7 @@ def manifest(
     }
 
 
-def save(trained: Trained, data: Dataset, folder: Path, **extra: Any) -> None:
+def save(trained: Training, data: Dataset, folder: Path, **extra: Any) -> None:
     """Writes the model folder with importances, folds and out-of-fold predictions."""
     fold = dict.fromkeys(trained.seen, SEEN)
     fold |= {p.key: int(f) for p, f in zip(data.problems, trained.cross.fold, strict=True)}

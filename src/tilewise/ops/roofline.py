@@ -17,6 +17,7 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
+from tilewise.core.simplify import simplified
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
@@ -35,8 +36,9 @@ class Estimates:
     """Estimates for kernels that are asked about again and again."""
 
     def __init__(self, op: str, kernels: Sequence[Kernel]) -> None:
-        self._features = _analytic(op)
-        fields = self._features.fields_of(KERNEL)
+        self._op = op
+        self._engines = frozenset(kernel.engine for kernel in kernels)
+        fields = get_op(op).features.fields_of(KERNEL)
         self._kernels = columns(fields, [kernel_values(k) for k in kernels])
         self._count = len(kernels)
 
@@ -44,21 +46,25 @@ class Estimates:
         """Microseconds, in the order of the kernels."""
         if problem.is_empty or not self._count:
             return np.full(self._count, arch.launch_us)
-        figures = columns(self._features.fields_of(ARCH), [arch_values(arch)])
+        features = _analytic(self._op, self._engines, arch.kind)
+        figures = columns(features.fields_of(ARCH), [arch_values(arch)])
+        used = {field.name for field in features.fields_of(KERNEL)}
         rows = Rows(
-            columns(self._features.fields_of(PROBLEM), [problem_values(problem)]),
-            self._kernels,
+            columns(features.fields_of(PROBLEM), [problem_values(problem)]),
+            {name: column for name, column in self._kernels.items() if name in used},
             {name: float(value[0]) for name, value in figures.items()},
             np.zeros(self._count, np.int64),
             np.arange(self._count),
         )
-        return self._features.evaluate(rows, ["analytic_us"])["analytic_us"]
+        return features.evaluate(rows, ["analytic_us"])["analytic_us"]
 
 
 @lru_cache
-def _analytic(op: str) -> FeatureSet:
-    """What the estimate needs of an op's features."""
-    return get_op(op).features.restricted([], ["analytic_us"])
+def _analytic(op: str, engines: frozenset[str], device: str) -> FeatureSet:
+    """What the estimate needs of an op's features, for such kernels and devices."""
+    whole = get_op(op).features.restricted([], ["analytic_us"])
+    short = simplified(whole, {"k_engine": engines, "a_kind": frozenset({device})})
+    return short.restricted([], ["analytic_us"])
 
 
 def judges_vendor(op: str, arch: Arch) -> bool:

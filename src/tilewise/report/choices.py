@@ -22,7 +22,7 @@ from tilewise.ops.contract import get_op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class Judged:
     """What was chosen, and how well predictions fit; empty parts could not be had."""
 
     efficiency: Array
@@ -36,7 +36,7 @@ class Choices:
     """By which problems the model is judged, in words."""
 
 
-def choices(folder: Path, data: Dataset) -> Choices:
+def choices(folder: Path, data: Dataset) -> Judged:
     """By out-of-fold predictions where the folder has them, else by what the model kept of them."""
     if not SealedFolder(folder).holds("oof.parquet"):
         return _without_predictions(load_model(folder), data)
@@ -44,7 +44,7 @@ def choices(folder: Path, data: Dataset) -> Choices:
     chosen = as_chosen(data, found.score)
     outcome = judge(data, chosen, found.rows)
     use = found.rows & data.is_ok
-    return Choices(
+    return Judged(
         efficiency=outcome.efficiency,
         rows=_rows(data, outcome, found.predicted_us),
         ratio=found.predicted_us[use] / data.time_us[use],
@@ -53,7 +53,7 @@ def choices(folder: Path, data: Dataset) -> Choices:
     )
 
 
-def _without_predictions(model: Model, data: Dataset) -> Choices:
+def _without_predictions(model: Model, data: Dataset) -> Judged:
     """Problems that the model never saw, by its choices today; the others as it noted them."""
     noted = dict(zip(model.measured.problems, model.measured.efficiency.tolist(), strict=True))
     texts = [canonical_json(p.to_dict()) for p in data.problems]
@@ -69,12 +69,12 @@ def _without_predictions(model: Model, data: Dataset) -> Choices:
     efficiency = np.array([noted[texts[at]] for at in kept], np.float64)
     listed = _noted_rows(data, kept, efficiency)
     if not rows.any():
-        return Choices(efficiency=efficiency, rows=listed, how=how)
+        return Judged(efficiency=efficiency, rows=listed, how=how)
     score, predicted_us = model_scores(model, data)
     outcome = judge(data, as_chosen(data, score), rows)
     use = rows & data.is_ok
     listed += _rows(data, outcome, predicted_us)
-    return Choices(
+    return Judged(
         efficiency=np.concatenate([efficiency, outcome.efficiency]),
         rows=sorted(listed, key=lambda row: float(row["efficiency"])),
         ratio=predicted_us[use] / data.time_us[use],

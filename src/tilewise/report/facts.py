@@ -16,7 +16,7 @@ from tilewise.core.model import Model
 from tilewise.data.store import Store
 from tilewise.learn.dataset import Dataset
 from tilewise.problems.coverage import Coverage, coverage
-from tilewise.report.choices import Choices
+from tilewise.report.choices import Judged
 
 MOST_POINTS = 3000
 """Points of a plot; more would be slow on a phone and tell no more."""
@@ -47,7 +47,7 @@ class Facts:
     points: list[Point]
     kernels: list[dict[str, Any]]
     model: Model | None = None
-    choices: Choices | None = None
+    choices: Judged | None = None
     importances: dict[str, float] | None = None
 
 
@@ -110,7 +110,7 @@ def gather(
     stores: Sequence[Path],
     data: Dataset,
     model: Model | None,
-    chosen: Choices | None,
+    chosen: Judged | None,
     importances: dict[str, float] | None,
 ) -> Facts:
     """The facts about data and, where there is one, the model that chooses by it."""

@@ -18,7 +18,7 @@ from tilewise.core.telling import Tell, silent
 from tilewise.errors import InputError, ModelError
 from tilewise.learn.dataset import from_stores
 from tilewise.problems.lines import replace_text
-from tilewise.report.choices import Choices, choices
+from tilewise.report.choices import Judged, choices
 from tilewise.report.facts import Facts, gather
 from tilewise.report.plots import plots
 
@@ -184,7 +184,7 @@ def notes(facts: Facts) -> dict[str, str]:
     return told
 
 
-def _cut(chosen: Choices) -> dict[str, str]:
+def _cut(chosen: Judged) -> dict[str, str]:
     if len(chosen.rows) > MOST_ROWS:
         return {"problems": f"The {MOST_ROWS:,} worst of {len(chosen.rows):,} problems."}
     return {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewise.core.arch import Arch
 from tilewise.core.problem import spell_problem
-from tilewise.report.choices import Choices
+from tilewise.report.choices import Judged
 from tilewise.report.facts import Facts
 
 Plot = dict[str, Any]
@@ -31,7 +31,7 @@ def plots(facts: Facts) -> dict[str, Plot]:
     return found
 
 
-def distribution(chosen: Choices) -> Plot:
+def distribution(chosen: Judged) -> Plot:
     """How many problems reach which share of the best."""
     percent = np.sort(100 * chosen.efficiency)
     share = 100 * (1 - np.arange(len(percent)) / max(len(percent), 1))
@@ -49,7 +49,7 @@ def distribution(chosen: Choices) -> Plot:
     }
 
 
-def chosen_against_oracle(chosen: Choices) -> Plot:
+def chosen_against_oracle(chosen: Judged) -> Plot:
     """The chosen kernel's time over the best one's, a point a problem."""
     rows = [row for row in chosen.rows if row["chosen_us"]]
     best = [row["best_us"] for row in rows]
@@ -102,7 +102,7 @@ def _roof(arch: Arch, dtype: str, low: float, high: float) -> dict[str, Any]:
     return _line(_short(x), _short(np.minimum(slope, peak) if peak else slope), f"{dtype} roof")
 
 
-def calibration(chosen: Choices) -> Plot:
+def calibration(chosen: Judged) -> Plot:
     """Predicted over measured time, by how long a kernel takes: median and the middle 80 %."""
     log = np.log10(chosen.measured_us)
     edges = np.linspace(log.min(), log.max() + 1e-9, _BINS + 1)

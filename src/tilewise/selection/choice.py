@@ -16,7 +16,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.forks import make_lock
 
-LEVEL = 0.02
+TIE = 0.02
 """Predictions this close to the best are as good; a dispatcher then takes one that is built."""
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import Rows
 from tilewise.core.kernel import Kernel
-from tilewise.core.model import VENDOR, VENDOR_LEVEL, Model
+from tilewise.core.model import VENDOR, VENDOR_TIE, Model
 from tilewise.core.problem import Problem
 from tilewise.errors import NoKernelError
 from tilewise.ops.columns import pool_rows
 from tilewise.ops.contract import get_op
 from tilewise.selection.asking import asker
-from tilewise.selection.choice import LEVEL, Ranked
+from tilewise.selection.choice import TIE, Ranked
 from tilewise.selection.opening import measured_problem
 from tilewise.selection.selector import Selector
 
@@ -69,7 +69,7 @@ def explain(
         report |= {
             "runner_up": second.kernel.name,
             "expected_gap": gap,
-            "is_level": gap <= LEVEL,
+            "is_tie": gap <= TIE,
             "moved_by": parts(selector, problem, first.kernel, rivals)[:top],
             "reasons": parts(selector, problem, first.kernel, [second.kernel])[:top],
         }
@@ -78,7 +78,7 @@ def explain(
 
 def _taken(ranking: Sequence[Ranked]) -> str:
     """What `select` takes: the fastest, or the vendor's routine where it is as good as that."""
-    close = ranking[0].predicted_us * (1 + VENDOR_LEVEL)
+    close = ranking[0].predicted_us * (1 + VENDOR_TIE)
     ties = [r.kernel for r in ranking if r.predicted_us <= close]
     return next((k for k in ties if k.engine == VENDOR), ties[0]).name
 

@@ -27,7 +27,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _Path:
     """Where leaves lie, counted from left to right in their tree."""
 
     start: NDArray[np.int64]
@@ -95,7 +95,7 @@ def _picked(
     return found
 
 
-def _walk(forest: Forest) -> _Walk:
+def _walk(forest: Forest) -> _Path:
     """Every tree at once, a depth at a time."""
     first = np.repeat(forest.node_start[:-1].astype(np.int64), np.diff(forest.node_start))
     leaf = np.repeat(forest.leaf_start[:-1].astype(np.int64), np.diff(forest.node_start))
@@ -122,7 +122,7 @@ def _walk(forest: Forest) -> _Walk:
             ends = is_leaf[side][here]
             place[child[side][here][ends]] = at[ends]
             start[child[side][here][~ends]] = at[~ends]
-    return _Walk(start, start + count[0], place)
+    return _Path(start, start + count[0], place)
 
 
 @dataclass(frozen=True, slots=True)

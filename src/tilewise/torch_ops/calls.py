@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import view
 from tilewise.dispatch import Dispatcher, default_dispatcher, live_arch
-from tilewise.dispatch.operands import Call, prepare
+from tilewise.dispatch.operands import ReadyCall, prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Plan
 from tilewise.errors import ArchError, TensorError
@@ -117,7 +117,9 @@ def _dispatcher(work: Work, tensor: Tensor) -> Dispatcher | None:
         return None
 
 
-def _ready(work: Work, plan: Plan, call: Call, tensors: Sequence[Tensor]) -> Callable[..., Tensor]:
+def _ready(
+    work: Work, plan: Plan, call: ReadyCall, tensors: Sequence[Tensor]
+) -> Callable[..., Tensor]:
     """The same call again, on tensors stored just like these."""
     allocate, operands, seen = work.allocate, work.operands, work.seen
     given = operands(*tensors)

@@ -248,7 +248,7 @@ def _modules(model: Any) -> Iterator[nn.Module]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ShownLayer:
     """One layer at one shape."""
 
     layer: str
@@ -259,7 +259,7 @@ class Row:
     served: Served
 
 
-class Layers(tuple[Row, ...]):
+class Layers(tuple[ShownLayer, ...]):
     """What serves each layer of a patched model; prints as a table."""
 
     __slots__ = ()
@@ -277,7 +277,7 @@ class Layers(tuple[Row, ...]):
         return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ShownLayer) -> tuple[str, ...]:
     shape = (
         "x".join(map(str, row.input))
         + f" {row.dtype}{' + gradients' if row.with_gradients else ''}"
@@ -295,7 +295,7 @@ def _latest(held: dict[_Key, Served]) -> dict[_Key, Served]:
 def layers(model: nn.Module) -> Layers:
     """What serves each layer of a patched model, at every shape it has seen: a table."""
     return Layers(
-        Row(
+        ShownLayer(
             layer=name,
             kind=type(module).__name__,
             input=tuple(key[0]),

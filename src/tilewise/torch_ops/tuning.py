@@ -10,7 +10,7 @@ from torch import nn
 
 from tilewise.core.problem import Problem
 from tilewise.dispatch.remembered import CALLS
-from tilewise.judge.tuning import TOP, tune_problems
+from tilewise.judge.trials import TOP, tune_problems
 from tilewise.problems.capture import capture
 from tilewise.selection.measured import Times, write_plan
 from tilewise.settings import settings

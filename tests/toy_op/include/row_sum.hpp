@@ -6,7 +6,7 @@ struct row_sum_args {
   const float* x;
   float* y;
   void* workspace;
-  const tw_pool* pool;
+  const tw_team* team;
   int64_t rows, columns, pitch;
 };
 

@@ -64,7 +64,7 @@ def _module(op: str, name: str) -> ModuleType:
 
 
 class CpuEngine(Engine):
-    """Compiles with the system compiler; kernels share one pool of threads."""
+    """Compiles with the system compiler; kernels share one team of threads."""
 
     name = "cpu"
     kinds = ("cpu",)
@@ -74,7 +74,7 @@ class CpuEngine(Engine):
         self.extra_flags = extra_flags
         self._lock = make_lock()
         self._libraries: dict[Kernel, ctypes.CDLL] = {}
-        self._pool: int | None = None
+        self._team: int | None = None
         self._lend: Any = None
         self.runtime: Runtime | None = None
         """Whose threads run kernels; None where the engine has its own."""
@@ -85,7 +85,7 @@ class CpuEngine(Engine):
     def toolchain(self, op: Op, family: str = "") -> str:
         compiler = find_compiler()
         own = (op.folder / name for name in ("include", "cpu.py", "abi.py"))
-        sources = digest_of([*own, HERE / "include", HERE / "pool.cpp"])
+        sources = digest_of([*own, HERE / "include", HERE / "team.cpp"])
         return with_sources(compiler.version if compiler else "no compiler", sources)
 
     def build(
@@ -136,34 +136,34 @@ class CpuEngine(Engine):
             if build.status != "ok":
                 raise BuildError(f"{kernel.name} does not compile", log=build.message)
             library = self._libraries[kernel]
-        return CpuPlan(kernel, problem, library, self.pool())
+        return CpuPlan(kernel, problem, library, self.team())
 
-    def pool(self) -> int:
-        """The address of this engine's `tw_pool`, started on first use."""
+    def team(self) -> int:
+        """The address of this engine's `tw_team`, started on first use."""
         with self._lock:
-            if self._pool is None:
+            if self._team is None:
                 unit = Unit(
-                    source=(HERE / "pool.cpp").read_text(), include_dirs=(HERE / "include",)
+                    source=(HERE / "team.cpp").read_text(), include_dirs=(HERE / "include",)
                 )
                 (made,) = compile_units([unit])
                 if made.library is None:
-                    raise BuildError("the thread pool does not compile", log=made.log)
-                library = load(made.library, "tw_pool_create", "tw_pool_borrow")
-                create = library.tw_pool_create
+                    raise BuildError("the team of threads does not compile", log=made.log)
+                library = load(made.library, "tw_team_create", "tw_team_borrow")
+                create = library.tw_team_create
                 create.argtypes = (ctypes.c_int64, ctypes.c_int32)
                 create.restype = ctypes.c_void_p
-                library.tw_pool_borrow.argtypes = (ctypes.c_void_p,) * 4
-                library.tw_pool_borrow.restype = None
-                self._pool = int(create(self.threads, self.runtime is not None))
-                self._lend = library.tw_pool_borrow
+                library.tw_team_borrow.argtypes = (ctypes.c_void_p,) * 4
+                library.tw_team_borrow.restype = None
+                self._team = int(create(self.threads, self.runtime is not None))
+                self._lend = library.tw_team_borrow
                 self._borrow()
-            return self._pool
+            return self._team
 
     def borrow(self, runtime: Runtime, threads: int | None = None) -> None:
         """Runs kernels on another library's threads from now on, `threads` of them."""
         with self._lock:
             self.runtime = runtime
-            if self._pool is None:
+            if self._team is None:
                 self.threads = threads or self.threads
             else:
                 self._borrow()
@@ -171,7 +171,7 @@ class CpuEngine(Engine):
     def _borrow(self) -> None:
         of = self.runtime
         if of is not None and self._lend is not None:
-            self._lend(self._pool, of.parallel, of.max_threads, of.in_parallel)
+            self._lend(self._team, of.parallel, of.max_threads, of.in_parallel)
 
     def _load(self, kernel: Kernel, path: Path) -> None:
         with self._lock:
@@ -188,16 +188,16 @@ class CpuPlan(Plan):
 
     reads_addresses = True
 
-    def __init__(self, kernel: Kernel, problem: Problem, library: ctypes.CDLL, pool: int) -> None:
+    def __init__(self, kernel: Kernel, problem: Problem, library: ctypes.CDLL, team: int) -> None:
         self.kernel = kernel
         self.problem = problem
         self._abi = _module(kernel.op, "abi")
         self._run = library.tw_run
-        self._pool = pool
+        self._team = team
         if problem.bytes >= 2**62:
             raise ExecutionError(f"{problem.op} over {problem.bytes} bytes cannot be addressed")
         sizes = self._abi.sizes(problem)
-        sizes.pool = pool
+        sizes.team = team
         needed = int(library.tw_workspace(ctypes.byref(sizes)))
         # Kernels want it aligned; whoever brings one may bring any address.
         self.workspace_bytes = needed + ALIGNMENT - 1 if needed else 0
@@ -217,7 +217,7 @@ class CpuPlan(Plan):
             raise ExecutionError(
                 f"the workspace has {scratch.nbytes} bytes; {self.workspace_bytes} are needed"
             )
-        args.pool = self._pool
+        args.team = self._team
         args.workspace = _aligned(scratch.ctypes.data)
         run, pointer, name = self._run, ctypes.addressof(args), self.kernel.name
         keep = (args, scratch, operands, out)
@@ -237,14 +237,14 @@ class CpuPlan(Plan):
         args = self._abi.fill(self.problem, numbered[:-1], numbered[-1])
         # The three addresses come first; whose each is shows in the numbers given for them.
         order = [getattr(args, name) or 0 for name, *_ in args._fields_[:3]]
-        rest, pool, needed = bytes(args)[_HEAD.size :], self._pool, self.workspace_bytes
+        rest, team, needed = bytes(args)[_HEAD.size :], self._team, self.workspace_bytes
         run, name = self._run, self.kernel.name
 
         def launch(out: Any, *tensors: Any) -> None:
             held = (*tensors, out)
             one, two, three = (held[at].data_ptr() for at in order)
             scratch = _aligned(_workspace(needed).ctypes.data) if needed else 0
-            status = run(_HEAD.pack(one, two, three, scratch, pool) + rest)
+            status = run(_HEAD.pack(one, two, three, scratch, team) + rest)
             if status:
                 raise ExecutionError(f"{name} reported status {status}")
 
@@ -252,7 +252,7 @@ class CpuPlan(Plan):
 
 
 _HEAD = struct.Struct("5Q")
-"""Three tensors, workspace and pool: how the arguments of every op begin."""
+"""Three tensors, workspace and team: how the arguments of every op begin."""
 
 
 def _aligned(address: int) -> int:

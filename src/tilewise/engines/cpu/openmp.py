@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """Addresses of a runtime's entry points, as `tw_pool_borrow` takes them."""
+    """Addresses of a runtime's entry points, as `tw_team_borrow` takes them."""
 
     parallel: int
     max_threads: int

@@ -137,9 +137,9 @@ def _leave() -> None:
 def _build_batch(
     jobs: Sequence[tuple[int, Kernel]], arch: Arch, workers: int, note: Callable[[int, Build], None]
 ) -> None:
-    with _workers(workers) as pool:
+    with _workers(workers) as crew:
         futures: dict[Future[Build], int] = {
-            pool.submit(build_one, kernel, arch): index for index, kernel in jobs
+            crew.submit(build_one, kernel, arch): index for index, kernel in jobs
         }
         for future in as_completed(futures):
             try:
@@ -167,8 +167,8 @@ def compile_ahead(
     unique = {source_key(source): source for source in sources}
     workers = min(max_workers or cpu_count() or 1, max(1, len(unique)))
     failed = []
-    with _workers(workers) as pool:
-        jobs = {pool.submit(_compiles, source, target): source for source in unique.values()}
+    with _workers(workers) as crew:
+        jobs = {crew.submit(_compiles, source, target): source for source in unique.values()}
         for job in as_completed(jobs):
             error = job.exception() or job.result()
             if error:

@@ -1,5 +1,5 @@
 // @FACTS@
-// Kernels of the CPU: a pool of threads, and calls of compiled functions.
+// Kernels of the CPU: a team of threads, and calls of compiled functions.
 #include <sched.h>
 #include <thread>
 
@@ -7,21 +7,21 @@
 #include "internal.hpp"
 #include "tilewise/abi.hpp"
 
-extern "C" tw_pool *tw_pool_create(int64_t threads, int32_t is_borrowing);
-extern "C" void tw_pool_destroy(tw_pool *pool);
+extern "C" tw_team *tw_team_create(int64_t threads, int32_t is_borrowing);
+extern "C" void tw_team_destroy(tw_team *team);
 
 namespace tilewise::detail {
 
 const uintptr_t address_alignment = 1;
 
 struct Backend {
-  tw_pool *pool = nullptr;
-  ~Backend() { tw_pool_destroy(pool); }
+  tw_team *team = nullptr;
+  ~Backend() { tw_team_destroy(team); }
 };
 
 constexpr size_t kAlignment = 64, kMostArguments = 64;
 
-// Arguments are words: tensors, workspace and pool, then sizes and strides.
+// Arguments are words: tensors, workspace and team, then sizes and strides.
 struct Ready {
   std::shared_ptr<Backend> backend;
   const CpuKernel *kernel;
@@ -57,9 +57,9 @@ std::shared_ptr<Backend> open_backend(const tilewise_options &options, Text *why
     return nullptr;
   }
   auto made = std::make_shared<Backend>();
-  made->pool = tw_pool_create(options.threads > 0 ? options.threads : usable_cores(), 0);
-  if (made->pool) return made;
-  fail(why, TILEWISE_BAD_DEVICE, "there is no memory for a pool of threads");
+  made->team = tw_team_create(options.threads > 0 ? options.threads : usable_cores(), 0);
+  if (made->team) return made;
+  fail(why, TILEWISE_BAD_DEVICE, "there is no memory for a team of threads");
   return nullptr;
 }
 
@@ -71,7 +71,7 @@ std::shared_ptr<Ready> make_ready(const std::shared_ptr<Backend> &backend, int32
   made->places = cpu_places[op];
   made->tensors = static_cast<size_t>(ops[op]->tensors);
   made->arguments.resize(made->tensors + 1);
-  made->arguments.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(backend->pool)));
+  made->arguments.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(backend->team)));
   made->arguments.insert(made->arguments.end(), launch.numbers.begin(), launch.numbers.end());
   if (made->arguments.size() > kMostArguments) {
     fail(why, TILEWISE_FAILED, "the kernel has too many arguments");

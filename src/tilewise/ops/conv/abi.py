@@ -16,7 +16,7 @@ class Args(ctypes.Structure):
     """x, w and y are the forward input, filter and output, whichever of them is written."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "w", "y", "workspace", "pool")),
+        *((name, c_void_p) for name in ("x", "w", "y", "workspace", "team")),
         *((name, c_int64) for name in ("n", "c", "k", "g")),
         *((name, Vec3) for name in ("in", "filter", "out", "stride", "pad", "dilation")),
         *(("x_n", c_int64), ("x_c", c_int64), ("x_s", Vec3)),
@@ -74,7 +74,7 @@ def sizes(problem: ConvProblem) -> Args:
 
 
 def fill(problem: ConvProblem, operands: Sequence[TensorView], out: TensorView) -> Args:
-    """Addresses and strides of one call, without workspace and pool."""
+    """Addresses and strides of one call, without workspace and team."""
     first, second = operands
     roles = {
         "fwd": (first, second, out),

@@ -8,7 +8,7 @@ has a share of the taps, and all together have each tap once.
 
 from __future__ import annotations
 
-from tilewise.ops.gemm.kernels.gpu import HOPPER_FAMILIES
+from tilewise.ops.gemm.kernels import BY_FAMILY
 
 _DATA, _WEIGHT = (f'p_direction == "{name}"' for name in ("bwd_data", "bwd_weight"))
 
@@ -48,7 +48,7 @@ def _rate() -> str:
     return text
 
 
-_COPYING = ", ".join(f'"{name}"' for name in HOPPER_FAMILIES)
+_COPYING = ", ".join(f'"{name}"' for name, kind in BY_FAMILY.items() if kind.copies_by_tma)
 
 GPU_HELPERS = {
     "is_ours": 'k_engine == "triton" or k_engine == "cuda"',

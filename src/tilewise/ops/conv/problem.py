@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
 from tilewise.core.problem import GemmView, Problem, check_dtypes, check_size
+from tilewise.core.sizes import gcd
 from tilewise.core.tensors import Storage
-from tilewise.core.trace import gcd
 from tilewise.errors import ProblemError
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")

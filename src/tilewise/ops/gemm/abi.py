@@ -14,7 +14,7 @@ class Args(ctypes.Structure):
     """Strides are in elements; C is row-major."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("a", "b", "c", "workspace", "pool")),
+        *((name, c_void_p) for name in ("a", "b", "c", "workspace", "team")),
         *((name, c_int64) for name in ("batch", "m", "n", "k")),
         *((name, c_int64) for name in ("a_batch", "a_row", "a_col")),
         *((name, c_int64) for name in ("b_batch", "b_row", "b_col")),
@@ -36,7 +36,7 @@ def sizes(problem: GemmProblem) -> Args:
 
 
 def fill(problem: GemmProblem, operands: Sequence[TensorView], out: TensorView) -> Args:
-    """Addresses and strides of one call, without workspace and pool."""
+    """Addresses and strides of one call, without workspace and team."""
     a, b = (t.strides if len(t.strides) == 3 else (0, *t.strides) for t in operands)
     c = out.strides if len(out.strides) == 3 else (0, *out.strides)
     return Args(

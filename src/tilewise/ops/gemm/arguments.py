@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.arguments import Collected, check_activation
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer, Scratch, Source, Step, Word
 
@@ -109,7 +109,7 @@ def give_result(args: Arguments, view: View, problem: GemmProblem, e: Epilogue) 
 
 
 def give_workspace(
-    args: Arguments, kernel: TritonGemmKernel, tiles: int, slots: int, slot_bytes: int
+    args: Arguments, kernel: GpuGemmKernel, tiles: int, slots: int, slot_bytes: int
 ) -> tuple[int, int]:
     """Flags first, then partial sums; gives the workspace's bytes and how many must be zero."""
     if not slots:
@@ -123,14 +123,14 @@ def give_workspace(
     return total, total if kernel.atomic else flags
 
 
-def accumulation(kernel: TritonGemmKernel) -> dict[str, Any]:
+def accumulation(kernel: GpuGemmKernel) -> dict[str, Any]:
     return {
         "ACC": Word(name="int32" if kernel.dtype == "int8" else "float32"),
         "PRECISION": "tf32" if kernel.dtype == "tf32" else "ieee",
     }
 
 
-def tile_constants(kernel: TritonGemmKernel) -> dict[str, int]:
+def tile_constants(kernel: GpuGemmKernel) -> dict[str, int]:
     return {
         "BM": kernel.tile_m,
         "BN": kernel.tile_n,
@@ -139,7 +139,7 @@ def tile_constants(kernel: TritonGemmKernel) -> dict[str, int]:
     }
 
 
-def source(args: Arguments, function: str, kernel: TritonGemmKernel, **options: Any) -> Source:
+def source(args: Arguments, function: str, kernel: GpuGemmKernel, **options: Any) -> Source:
     return Source(
         module="tilewise.ops.gemm.gluon" if options.get("gluon") else "tilewise.ops.gemm.triton",
         function=function,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.trace import cheapest
+from tilewise.core.kernel import Kernel
+from tilewise.core.sizes import cheapest
 from tilewise.ops.gemm.arguments import (
     A_SCALE,
     B_SCALE,
@@ -24,7 +26,12 @@ from tilewise.ops.gemm.arguments import (
     source,
     tile_constants,
 )
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.kernels.gemv import GemvKernel
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
+from tilewise.ops.gemm.kernels.pointer import PointerGemmKernel
+from tilewise.ops.gemm.kernels.smallk import SmallKGemmKernel
+from tilewise.ops.gemm.kernels.specialised import TwoGroupGemmKernel, WsGemmKernel
+from tilewise.ops.gemm.kernels.tma import TmaGemmKernel
 from tilewise.ops.gemm.launch_hopper import specialised
 from tilewise.ops.gemm.launch_tma import tma
 from tilewise.ops.gemm.problem import GemmProblem
@@ -58,17 +65,13 @@ def strides_of(problem: GemmProblem, shapes: Any) -> tuple[Strides, Strides, Str
     return tuple(result)  # type: ignore[return-value]  # three operands in, three out
 
 
-def representative(kernel: TritonGemmKernel) -> GemmProblem:
+def representative(kernel: GpuGemmKernel) -> GemmProblem:
     """A problem of the usual kind for this kernel, to compile ahead of time for."""
-    size = 4096
-    short = {"gemv": 1, "skinny": kernel.tile_n}.get(kernel.family, kernel.tile_n)
-    m = short if kernel.swap or kernel.family in ("gemv", "skinny") else size
-    k = kernel.tile_k if kernel.family == "smallk" else max(size, kernel.tile_k)
-    return GemmProblem(m=m, n=size, k=k, dtype=kernel.dtype)
+    return kernel.usual
 
 
 def launch(
-    kernel: TritonGemmKernel,
+    kernel: GpuGemmKernel,
     problem: GemmProblem,
     arch: Arch,
     *,
@@ -81,23 +84,12 @@ def launch(
     `is_aligned` says that every address is a multiple of 16 bytes.
     """
     view = _view(kernel, problem, strides or default_strides(problem))
-    build = {
-        "pointer": _pointer,
-        "splitk": _pointer,
-        "skinny": _pointer,
-        "streamk": _streamk,
-        "gemv": _gemv,
-        "smallk": _smallk,
-        "tma": tma,
-        "ws": specialised,
-        "duo": specialised,
-        "pingpong": specialised,
-    }[kernel.family]
+    build = _BUILDERS[type(kernel)]
     return build(kernel, problem, view, arch, is_aligned, epilogue or Epilogue())
 
 
 def _view(
-    kernel: TritonGemmKernel, problem: GemmProblem, strides: tuple[Strides, Strides, Strides]
+    kernel: GpuGemmKernel, problem: GemmProblem, strides: tuple[Strides, Strides, Strides]
 ) -> View:
     p, (a, b, c) = problem, strides
     if not kernel.swaps(p):
@@ -127,7 +119,7 @@ def _sizes(args: Arguments, view: View) -> None:
     args.size("K", view.k, view.a_strides[2] == 1 or view.b_strides[1] == 1)
 
 
-def _pointer_constants(kernel: TritonGemmKernel, view: View, arch: Arch) -> dict[str, Any]:
+def _pointer_constants(kernel: GpuGemmKernel, view: View, arch: Arch) -> dict[str, Any]:
     return {
         "AMD": arch.vendor == "amd",
         "A_COL": view.a_strides[1] == 1 and view.a_strides[2] != 1,
@@ -139,8 +131,10 @@ def _pointer_constants(kernel: TritonGemmKernel, view: View, arch: Arch) -> dict
 
 
 def _pointer(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
+    if kernel.family == "streamk":
+        return _streamk(kernel, p, view, arch, aligned, e)
     args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, arch, 16 * aligned)
     give_result(args, view, p, e)
@@ -159,7 +153,7 @@ def _pointer(
     )
 
 
-def _stream_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int]:
+def _stream_plan(kernel: GpuGemmKernel, tiles: int, steps: int, arch: Arch) -> tuple[int, int]:
     """(programs, tiles that are shared out by steps): the last wave and the one before it."""
     programs = min(arch.compute_units * kernel.blocks, tiles * steps)
     remainder = tiles % programs
@@ -169,7 +163,7 @@ def _stream_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -
 
 
 def _streamk(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, arch, 16 * aligned)
@@ -203,7 +197,7 @@ def _shares(rows: int, strips: int, room: int) -> int:
 
 
 def _smallk(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, arch, 16 * aligned)
@@ -223,7 +217,7 @@ def _smallk(
 
 
 def _gemv(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     args = Arguments(element(p.dtype).bytes)
     _operands(args, view, p, arch, 16 * aligned)
@@ -244,3 +238,13 @@ def _gemv(
     return one_step(
         args, source(args, "gemv", kernel), (tiles * kernel.split_k, p.batch), total, zeroed
     )
+
+
+_BUILDERS: dict[type[Kernel], Callable[..., Launch]] = {
+    PointerGemmKernel: _pointer,
+    GemvKernel: _gemv,
+    SmallKGemmKernel: _smallk,
+    TmaGemmKernel: tma,
+    WsGemmKernel: specialised,
+    TwoGroupGemmKernel: specialised,
+}

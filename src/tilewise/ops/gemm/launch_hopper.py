@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.trace import cheapest, either
+from tilewise.core.sizes import cheapest, either
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.arguments import (
     Arguments,
@@ -20,7 +20,11 @@ from tilewise.ops.gemm.arguments import (
     source,
     tile_constants,
 )
-from tilewise.ops.gemm.kernels.gpu import TWO_GROUP_FAMILIES, TritonGemmKernel, staging
+from tilewise.ops.gemm.kernels.specialised import (
+    SpecialisedGemmKernel,
+    TwoGroupGemmKernel,
+    staging,
+)
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer, TensorMap, Word
 
@@ -32,7 +36,7 @@ SHORTEST_CUT = 4
 """Reductions of fewer steps are not cut to fill the last wave."""
 
 
-class Cut(NamedTuple):
+class Handout(NamedTuple):
     """How work is handed out: the first `whole` tiles whole, the others in `slices`.
 
     With `most` there are two, and programs that have a tile do so many steps of it.
@@ -106,7 +110,7 @@ def _helped(rest: int, steps: int, room: int) -> tuple[float, int, int]:
     return most + 2 * HELP_STEPS, turns, most
 
 
-def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> Cut:
+def _cut_plan(kernel: SpecialisedGemmKernel, tiles: int, steps: int, arch: Arch) -> Handout:
     room = arch.compute_units * kernel.blocks
     rest = tiles % room
     slices, whole = kernel.split_k, tiles if kernel.split_k == 1 else 0
@@ -116,11 +120,11 @@ def _cut_plan(kernel: TritonGemmKernel, tiles: int, steps: int, arch: Arch) -> C
         helped_cost, turns, most = _helped(rest, steps, room)
         if helped_cost < min(cost, steps):
             programs = room if whole or turns > 1 else 2 * rest
-            return Cut(programs, whole + turns * programs, whole, 2, most)
+            return Handout(programs, whole + turns * programs, whole, 2, most)
         if cost >= steps:
             slices, whole = 1, tiles
     pieces = whole + (tiles - whole) * slices
-    return Cut(min(room, pieces), pieces, whole, slices)
+    return Handout(min(room, pieces), pieces, whole, slices)
 
 
 def map_of(
@@ -156,7 +160,12 @@ def _descriptor(kind: str, box: tuple[int, ...]) -> str:
 
 
 def specialised(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: SpecialisedGemmKernel,
+    p: GemmProblem,
+    view: View,
+    arch: Arch,
+    aligned: bool,
+    e: Epilogue,
 ) -> Launch:
     require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)
@@ -183,7 +192,7 @@ def specialised(
 
 
 def _specialised_operands(
-    args: Arguments, kernel: TritonGemmKernel, p: GemmProblem, view: View
+    args: Arguments, kernel: SpecialisedGemmKernel, p: GemmProblem, view: View
 ) -> None:
     """Maps of A and B; tiles as wide as two powers of two read B in two boxes."""
     a = map_of(view.a, "A", view.a_strides, (p.batch, view.m, view.k), p.dtype)
@@ -201,10 +210,10 @@ def _specialised_operands(
 
 
 def _specialised_work(
-    args: Arguments, kernel: TritonGemmKernel, tiles: int, plan: Cut
+    args: Arguments, kernel: SpecialisedGemmKernel, tiles: int, plan: Handout
 ) -> tuple[int, int]:
     """Arguments of how tiles are handed out; the workspace's bytes and how many must be zero."""
-    if kernel.family != "ws":
+    if isinstance(kernel, TwoGroupGemmKernel):
         args.size("tiles", tiles)
         args.constants["SHARE"] = kernel.family == "duo"
         return 0, 0
@@ -222,15 +231,15 @@ def _specialised_work(
     return needs
 
 
-def _specialised_function(kernel: TritonGemmKernel) -> str:
-    if kernel.family in TWO_GROUP_FAMILIES:
+def _specialised_function(kernel: SpecialisedGemmKernel) -> str:
+    if isinstance(kernel, TwoGroupGemmKernel):
         return "gemm_two_groups"
     return "gemm_uneven" if kernel.columns[1] else "gemm_ws"
 
 
 def _specialised_result(
     args: Arguments,
-    kernel: TritonGemmKernel,
+    kernel: SpecialisedGemmKernel,
     p: GemmProblem,
     view: View,
     arch: Arch,
@@ -251,8 +260,7 @@ def _specialised_result(
     parts, buffers = room if room and descriptor else (1, 1)
     if descriptor:
         narrow, tall = kernel.tile_n // parts, kernel.tile_m
-        if kernel.family == "duo":
-            tall //= 2
+        tall //= kernel.groups
         box = (1, narrow, tall) if view.is_swapped else (1, tall, narrow)
         args.give("cd", _descriptor(out, box), descriptor)
         args.constants["c_ptr"] = None
@@ -280,7 +288,7 @@ def _specialised_strides(args: Arguments, view: View) -> None:
             args.give(name, "i64", stride)
 
 
-def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any]:
+def _layout_constants(kernel: SpecialisedGemmKernel, p: GemmProblem) -> dict[str, Any]:
     def layout(columns: int) -> Word:
         return Word(
             name="NVMMADistributedLayout",
@@ -301,11 +309,11 @@ def _layout_constants(kernel: TritonGemmKernel, p: GemmProblem) -> dict[str, Any
     }
 
 
-def _register_cap(kernel: TritonGemmKernel) -> int | None:
+def _register_cap(kernel: SpecialisedGemmKernel) -> int | None:
     """Registers per thread at launch; math warps then take over what the load warp gives up.
 
     The load warp counts as four, so a block of w math warps launches w + 4.
     """
-    if kernel.family in TWO_GROUP_FAMILIES or kernel.warps > 4:
+    if isinstance(kernel, TwoGroupGemmKernel) or kernel.warps > 4:
         return 168
     return {1: None, 2: 128, 3: 80, 4: 64}[kernel.blocks]

@@ -15,14 +15,14 @@ from tilewise.ops.gemm.arguments import (
     source,
     tile_constants,
 )
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
 from tilewise.ops.gemm.launch_hopper import box_of, map_of, require_alignment
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import TRITON_TYPES, Launch, Pointer
 
 
 def tma(
-    kernel: TritonGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
+    kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
     require_alignment(aligned)
     args = Arguments(element(p.dtype).bytes)

@@ -84,6 +84,8 @@ def padded(problem: GemmProblem, alignment: tuple[int, ...]) -> GemmProblem:
         -(-size // least) * least
         for size, least in zip((problem.m, problem.n, problem.k), alignment, strict=True)
     )
+    if (m, n, k) == (problem.m, problem.n, problem.k):
+        return problem
     return replace(problem, m=m, n=n, k=k)
 
 

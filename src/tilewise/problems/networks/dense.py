@@ -10,15 +10,15 @@ from tilewise.problems.networks.transformers import Transformer, blocks
 def unet(net: Net) -> None:
     """U-Net with padded convolutions, so that any multiple of 16 goes in and comes out."""
     x, skips = net.image(3), []
-    for level, channels in enumerate((64, 128, 256, 512, 1024)):
-        with net.at(f"down{level}"):
+    for depth, channels in enumerate((64, 128, 256, 512, 1024)):
+        with net.at(f"down{depth}"):
             x = net.conv("conv2", net.conv("conv1", x, channels, 3), channels, 3)
-        if level < 4:
+        if depth < 4:
             skips.append(x)
             x = net.pool(x, 2)
-    for level in (3, 2, 1, 0):
-        with net.at(f"up{level}"):
-            skip = skips[level]
+    for depth in (3, 2, 1, 0):
+        with net.at(f"up{depth}"):
+            skip = skips[depth]
             x = net.conv("up", x, skip.channels, 2, stride=2, pad=0, transposed=True)
             x = net.conv("conv1", joined(skip, x), skip.channels, 3)
             x = net.conv("conv2", x, skip.channels, 3)
@@ -40,11 +40,11 @@ def retinanet(net: Net) -> None:
     """RetinaNet as MLPerf trains it: ResNeXt-50, its stem and first stage frozen, 264 classes."""
     stages = resnet_stages(net, (3, 4, 6, 3), groups=32, width=4, frozen=1)
     inner = [net.conv(f"fpn.inner.c{at}", x, 256) for at, x in enumerate(stages[1:], 3)]
-    levels = [net.conv(f"fpn.layer.p{at}", x, 256, 3) for at, x in enumerate(inner, 3)]
+    maps = [net.conv(f"fpn.layer.p{at}", x, 256, 3) for at, x in enumerate(inner, 3)]
     for name in ("fpn.p6", "fpn.p7"):
-        levels.append(net.conv(name, levels[-1], 256, 3, stride=2))
+        maps.append(net.conv(name, maps[-1], 256, 3, stride=2))
     anchors, classes = 9, 264
-    for x in levels:
+    for x in maps:
         for head, channels in (("cls", anchors * classes), ("bbox", anchors * 4)):
             with net.at(f"head.{head}@{x.size[0]}"):
                 with net.at("tower", times=4):
@@ -108,14 +108,14 @@ def r3d18(net: Net) -> None:
 def unet3d(net: Net) -> None:
     """3-D U-Net for medical volumes, as MLPerf trains it on cubes of 128."""
     x, skips = net.image(1, net.size, net.size, net.size), []
-    for level, channels in enumerate((32, 64, 128, 256, 320, 320)):
-        with net.at(f"down{level}"):
-            x = net.conv("conv1", x, channels, 3, stride=2 if level else 1)
+    for depth, channels in enumerate((32, 64, 128, 256, 320, 320)):
+        with net.at(f"down{depth}"):
+            x = net.conv("conv1", x, channels, 3, stride=2 if depth else 1)
             x = net.conv("conv2", x, channels, 3)
         skips.append(x)
-    for level in (4, 3, 2, 1, 0):
-        with net.at(f"up{level}"):
-            skip = skips[level]
+    for depth in (4, 3, 2, 1, 0):
+        with net.at(f"up{depth}"):
+            skip = skips[depth]
             x = net.conv("up", x, skip.channels, 2, stride=2, pad=0, transposed=True)
             x = net.conv("conv1", joined(x, skip), skip.channels, 3)
             x = net.conv("conv2", x, skip.channels, 3)

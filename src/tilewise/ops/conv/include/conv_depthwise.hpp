@@ -250,7 +250,7 @@ struct DepthwiseRows {
     const int64_t bytes = worker_bytes(), total = args->n * channels;
     const int64_t chunk = max_of(1, min_of(16, total / (4 * workers)));
     for (int64_t slot = 0; slot < workers; ++slot) clear_beyond(reinterpret_cast<float*>(scratch + slot * bytes));
-    parallel_tasks(args->pool, workers, ceil_div(total, chunk), [&](int64_t slot, int64_t task) {
+    parallel_tasks(args->team, workers, ceil_div(total, chunk), [&](int64_t slot, int64_t task) {
       const int64_t first = task * chunk, last = min_of(total, first + chunk);
       int64_t n = first / channels, c = first % channels;
       for (int64_t i = first; i < last;) {

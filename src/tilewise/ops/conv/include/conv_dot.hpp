@@ -189,7 +189,7 @@ struct DotWeight {
     }
     char* scratch = arena.base + round_up(arena.used, 64);
     const int64_t bytes = d.worker_bytes();
-    parallel_tasks(args.pool, d.workers, args.g * d.splits, [&](int64_t slot, int64_t task) {
+    parallel_tasks(args.team, d.workers, args.g * d.splits, [&](int64_t slot, int64_t task) {
       const int64_t group = task / d.splits, part = task % d.splits;
       d.task(scratch + slot * bytes, group, d.c * part / d.splits, d.c * (part + 1) / d.splits);
     });

@@ -121,7 +121,7 @@ struct Gather {
   // ---- the filter ----
 
   void pack_filters() {
-    parallel(args->pool, views * args->g * panels, [this](int64_t task) {
+    parallel(args->team, views * args->g * panels, [this](int64_t task) {
       const int64_t panel = task % panels, group = task / panels % args->g;
       const View& v = view[task / panels / args->g];
       if (v.taps == 0) return;
@@ -516,7 +516,7 @@ struct Gather {
   // ---- the whole ----
 
   void zero_view(const View& v) const {
-    parallel(args->pool, args->n * v.axis[0].count, [&](int64_t task) {
+    parallel(args->team, args->n * v.axis[0].count, [&](int64_t task) {
       const int64_t n = task / v.axis[0].count, z = task % v.axis[0].count;
       for (int64_t y = 0; y < v.axis[1].count; ++y) {
         Out* row = static_cast<Out*>(roles.dst) + result_offset(roles, v, n, z, y, 0);
@@ -535,7 +535,7 @@ struct Gather {
     for (int64_t i = 0; i < views; ++i)
       if (view[i].taps == 0 || roles.sources == 0) zero_view(view[i]);
     if (roles.sources == 0) return;
-    parallel_tasks(args->pool, workers, first_task[views], [&](int64_t slot, int64_t task) {
+    parallel_tasks(args->team, workers, first_task[views], [&](int64_t slot, int64_t task) {
       int64_t i = 0;
       while (task >= first_task[i + 1]) ++i;
       if (view[i].taps == 0) return;

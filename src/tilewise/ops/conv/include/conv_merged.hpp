@@ -167,7 +167,7 @@ struct MergedLanes {
 
   // [tap][source][lane] of every panel.
   void pack_filters() const {
-    parallel(args->pool, views * panels, [this](int64_t task) {
+    parallel(args->team, views * panels, [this](int64_t task) {
       const View& v = view[task / panels];
       const int64_t panel = task % panels;
       float* to = packed[task / panels] + panel * v.taps * kPixel;
@@ -282,7 +282,7 @@ struct MergedLanes {
     m.pack_filters();
     char* scratch = arena.base + round_up(arena.used, 64);
     const int64_t bytes = m.worker_bytes();
-    parallel_tasks(args.pool, m.workers, m.first_task[m.views] * m.groups, [&](int64_t slot, int64_t task) {
+    parallel_tasks(args.team, m.workers, m.first_task[m.views] * m.groups, [&](int64_t slot, int64_t task) {
       int64_t i = 0;
       while (task / m.groups >= m.first_task[i + 1]) ++i;
       const int64_t local = task / m.groups - m.first_task[i], blocks = m.blocks_of(m.view[i]);
@@ -434,12 +434,12 @@ struct MergedWeight {
     char* scratch = arena.base + round_up(arena.used, 64);
     const int64_t bytes = m.worker_bytes(), size = m.view.taps * kPixel;
     if (args.n == 0) std::memset(static_cast<void*>(m.sums), 0, m.panels * size * sizeof(float));
-    parallel_tasks(args.pool, m.workers, args.n ? m.groups * m.slots : 0, [&](int64_t slot, int64_t task) {
+    parallel_tasks(args.team, m.workers, args.n ? m.groups * m.slots : 0, [&](int64_t slot, int64_t task) {
       const int64_t panel = task % m.groups * m.together, part = task / m.groups;
       m.panels_into(scratch + slot * bytes, m.sums + (part * m.panels + panel) * size, panel, m.blocks * part / m.slots,
                     m.blocks * (part + 1) / m.slots);
     });
-    parallel(args.pool, m.panels, [&](int64_t panel) { m.finish(panel); });
+    parallel(args.team, m.panels, [&](int64_t panel) { m.finish(panel); });
     return 0;
   }
 };

@@ -40,23 +40,23 @@ TW_INLINE tw_conv_args packed_strides(const tw_conv_args* args, bool is_nhwc) {
 }
 
 inline int64_t threads_of(const tw_conv_args* args) {
-  return args->pool && args->pool->threads > 1 ? args->pool->threads : 1;
+  return args->team && args->team->threads > 1 ? args->team->threads : 1;
 }
 
 template <class F>
-void parallel(const tw_pool* pool, int64_t count, F body) {
-  if (!pool || pool->threads <= 1 || count <= 1) {
+void parallel(const tw_team* team, int64_t count, F body) {
+  if (!team || team->threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
-  pool->parallel(pool->state, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &body, count);
+  team->parallel(team->state, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &body, count);
 }
 
 // Gives every worker a slot of its own and hands tasks out as workers become free.
 template <class F>
-void parallel_tasks(const tw_pool* pool, int64_t workers, int64_t tasks, F body) {
+void parallel_tasks(const tw_team* team, int64_t workers, int64_t tasks, F body) {
   int64_t next = 0;
-  parallel(pool, min_of(workers, tasks), [&](int64_t slot) {
+  parallel(team, min_of(workers, tasks), [&](int64_t slot) {
     for (;;) {
       const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
       if (task >= tasks) return;

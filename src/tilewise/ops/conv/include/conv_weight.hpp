@@ -281,20 +281,20 @@ struct WeightProduct {
       return w;
     };
     if (kByPixels) {
-      parallel(args->pool, slots, [&](int64_t slot) {
+      parallel(args->team, slots, [&](int64_t slot) {
         Worker w = worker(slot);
         for (int64_t group = 0; group < args->g; ++group)
           blocks_into(w, sums_of(slot, group), group, blocks * slot / slots, blocks * (slot + 1) / slots, 0, panels_x, 0, panels_y);
       });
     } else {
-      parallel_tasks(args->pool, workers, args->g * splits_x * splits_y, [&](int64_t slot, int64_t task) {
+      parallel_tasks(args->team, workers, args->g * splits_x * splits_y, [&](int64_t slot, int64_t task) {
         Worker w = worker(slot);
         const int64_t y = task % splits_y, x = task / splits_y % splits_x, group = task / splits_y / splits_x;
         blocks_into(w, sums_of(0, group), group, 0, blocks, panels_x * x / splits_x, panels_x * (x + 1) / splits_x,
                     panels_y * y / splits_y, panels_y * (y + 1) / splits_y);
       });
     }
-    parallel(args->pool, args->g * panels_x, [&](int64_t task) { finish(task / panels_x, task % panels_x); });
+    parallel(args->team, args->g * panels_x, [&](int64_t task) { finish(task / panels_x, task % panels_x); });
   }
 
   static int64_t workspace(const tw_conv_args* given) {

@@ -9,6 +9,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.few_channels import why_not_counted, why_not_shared, why_not_typed
 from tilewise.ops.conv.problem import ConvProblem
 
 OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
@@ -18,8 +19,6 @@ MOST_SPAN = 64
 """Columns of the image that a strip holds in registers."""
 MOST_TAPS = 33
 """Along a row, all of which are unrolled."""
-RESERVED = 1024
-"""Shared memory that the system keeps for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +96,14 @@ def why_unusable(
         return f"{arch.name} is no Hopper or later"
     if problem is None:
         return None
-    return _why_not_typed(kernel, problem) or _why_large(kernel, problem, arch)
+    return (
+        why_not_typed(kernel, problem)
+        or _why_not_meant(kernel, problem)
+        or _why_large(kernel, problem, arch)
+    )
 
 
-def _why_not_typed(k: ChannelwiseConvKernel, p: ConvProblem) -> str | None:
-    if p.layout != "nhwc":
-        return "its layout is nhwc"
-    if k.dtype != p.dtype:
-        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
-    if p.out_dtype != k.dtype and not (k.is_weight and p.out_dtype == "fp32"):
-        return f"it gives {k.dtype}, not {p.out_dtype}"
-    if not (p.input_elements and p.filter_elements and p.output_elements):
-        return "there is nothing to multiply"
+def _why_not_meant(k: ChannelwiseConvKernel, p: ConvProblem) -> str | None:
     if not p.c == p.k == p.g or p.c < 2:
         return "it is for groups of one channel"
     return "channels are read two by two" if p.c % 2 else None
@@ -121,12 +116,9 @@ def _why_large(k: ChannelwiseConvKernel, p: ConvProblem, arch: Arch) -> str | No
         return f"a strip reads {span(k, p)} columns of {MOST_SPAN}"
     if p.z * p.y > 65535:
         return "a filter has too many rows"
-    if max(p.in_pixels, p.out_pixels, p.filter_elements) >= 2**31 - 2**16:
-        return "pixels and elements of the filter are counted in 31 bits"
+    if reason := why_not_counted(p):
+        return reason
     room = min(248, arch.registers_per_cu // (32 * k.warps * k.blocks) // 8 * 8)
     if registers(k, p) > room:
         return f"a thread takes {registers(k, p)} registers of {room}"
-    smem = smem_bytes(k, p)
-    if smem > arch.smem_per_block_bytes or k.blocks * (smem + RESERVED) > arch.smem_bytes:
-        return f"{k.blocks} blocks of {smem} bytes of shared memory do not fit"
-    return None
+    return why_not_shared(k, smem_bytes(k, p), arch)

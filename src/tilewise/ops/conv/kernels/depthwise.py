@@ -8,6 +8,13 @@ from typing import ClassVar
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.few_channels import (
+    MOST_BOX,
+    why_not_counted,
+    why_not_shared,
+    why_not_tma,
+    why_not_typed,
+)
 from tilewise.ops.conv.patches import extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
@@ -17,9 +24,6 @@ MOST_REGISTERS = 248
 MOST_WORK = 390
 """Rows of a patch, columns of products and taps: each product is an instruction of its own, and a
 compiler that unrolls more takes minutes or spills."""
-MOST_BOX = 256
-RESERVED = 1024
-"""Shared memory that the system keeps for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,25 +164,19 @@ def why_unusable(
     kernel: DepthwiseConvKernel, problem: ConvProblem | None, arch: Arch
 ) -> str | None:
     """The first rule that keeps `kernel` from `problem` on `arch`, or None."""
-    if arch.kind != "gpu" or not (arch.has("tma") and arch.has("mbarrier")):
-        return f"{arch.name} has no tensor memory accelerator"
-    if problem is None:
-        return None
+    reason = why_not_tma(arch)
+    if reason or problem is None:
+        return reason
     rows = as_rows(problem)
     return (
-        _why_not_typed(kernel, problem) or why_not_backward(rows) or _why_large(kernel, rows, arch)
+        why_not_typed(kernel, problem)
+        or _why_not_meant(kernel, problem)
+        or why_not_backward(rows)
+        or _why_large(kernel, rows, arch)
     )
 
 
-def _why_not_typed(k: DepthwiseConvKernel, p: ConvProblem) -> str | None:
-    if p.layout != "nhwc":
-        return "its layout is nhwc"
-    if k.dtype != p.dtype:
-        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
-    if p.out_dtype != k.dtype and not (k.is_weight and p.out_dtype == "fp32"):
-        return f"it gives {k.dtype}, not {p.out_dtype}"
-    if not (p.input_elements and p.filter_elements and p.output_elements):
-        return "there is nothing to multiply"
+def _why_not_meant(k: DepthwiseConvKernel, p: ConvProblem) -> str | None:
     if not p.c == p.k == p.g or p.c < 2:
         return "it is for groups of one channel"
     return "TMA copies rows of multiples of 8 channels" if p.c % 8 else None
@@ -187,8 +185,8 @@ def _why_not_typed(k: DepthwiseConvKernel, p: ConvProblem) -> str | None:
 def _why_large(k: DepthwiseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     if max(*patch(k, p), *written(k, p)) > MOST_BOX:
         return f"a patch is longer than TMA's {MOST_BOX} pixels"
-    if max(p.in_pixels, p.out_pixels, p.filter_elements) >= 2**31 - 2**16:
-        return "pixels and elements of the filter are counted in 31 bits"
+    if reason := why_not_counted(p):
+        return reason
     needed = registers(k, p)
     threads = 32 * k.warps * k.blocks
     room = min(MOST_REGISTERS, arch.registers_per_cu // threads // 8 * 8)
@@ -196,7 +194,4 @@ def _why_large(k: DepthwiseConvKernel, p: ConvProblem, arch: Arch) -> str | None
         return f"a thread takes {needed} registers of {room}"
     if work(k, p) > MOST_WORK:
         return f"so many products cannot be unrolled: {work(k, p)} of {MOST_WORK}"
-    smem = smem_bytes(k, p)
-    if smem > arch.smem_per_block_bytes or k.blocks * (smem + RESERVED) > arch.smem_bytes:
-        return f"{k.blocks} blocks of {smem} bytes of shared memory do not fit"
-    return None
+    return why_not_shared(k, smem_bytes(k, p), arch)

@@ -10,8 +10,8 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.ops.conv.kernels.triton import DTYPES, OPS
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.gemm.kernels import gpu
-from tilewise.ops.gemm.kernels.gpu import TritonGemmKernel
+from tilewise.ops.gemm.kernels import BY_FAMILY, GPU_KERNEL_TYPES, gpu
+from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 
 FAMILIES = ("gemm",)
@@ -19,14 +19,15 @@ LAYOUTS = {"fwd": "rcr", "bwd_data": "rrr", "bwd_weight": "crr"}
 """Of the products: pixels and filters both lie channels innermost."""
 LOADING = ("ws", "duo", "pingpong")
 """Products that have a warp which only copies tiles."""
-_TRAITS = {f.name: f for f in TritonGemmKernel.traits()}
+_TRAITS = tuple(f.name for f in GpuGemmKernel.traits() if f.name != "family")
 
 
 def _same(name: str) -> Any:
-    """A trait as the kernels of matrix products have it."""
-    found = _TRAITS[name]
-    tag, choices, doc = (found.metadata[key] for key in ("tag", "choices", "doc"))
-    return trait(tag, choices, default=found.default, doc=doc)
+    """A trait as the kernels of matrix products have it, with the choices of every family."""
+    found = [f for kind in GPU_KERNEL_TYPES for f in kind.traits() if f.name == name]
+    choices = sorted({value for f in found for value in f.metadata["choices"]})
+    doc = max((f.metadata["doc"] for f in found), key=len)
+    return trait(found[0].metadata["tag"], choices, default=found[0].default, doc=doc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class GemmConvKernel(Kernel):
 
     op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", FAMILIES, doc="1x1 filters as one matrix product")
-    product: str = trait("", gpu.FAMILIES, doc="family of the matrix product's kernel")
+    product: str = trait("", tuple(BY_FAMILY), doc="family of the matrix product's kernel")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = _same("tile_m")
     tile_n: int = _same("tile_n")
@@ -86,10 +87,10 @@ class GemmConvKernel(Kernel):
 
 
 @lru_cache(maxsize=65536)
-def product_kernel(kernel: GemmConvKernel) -> TritonGemmKernel:
+def product_kernel(kernel: GemmConvKernel) -> GpuGemmKernel:
     """The kernel of matrix products that does the work."""
-    same = {name: getattr(kernel, name) for name in _TRAITS if name != "family"}
-    return TritonGemmKernel(family=kernel.product, **same)
+    same = {name: getattr(kernel, name) for name in _TRAITS}
+    return BY_FAMILY[kernel.product](family=kernel.product, **same)
 
 
 def product(problem: ConvProblem) -> GemmProblem:

@@ -8,6 +8,13 @@ from typing import ClassVar
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.few_channels import (
+    MOST_BOX,
+    why_not_counted,
+    why_not_shared,
+    why_not_tma,
+    why_not_typed,
+)
 from tilewise.ops.conv.patches import extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
@@ -21,9 +28,6 @@ MOST_REGISTERS = 208
 """Of a thread for filter and sums; more would spill."""
 OTHER_REGISTERS = 48
 """Of a thread, for addresses and fragments."""
-MOST_BOX = 256
-RESERVED = 1024
-"""Shared memory that the system keeps for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,22 +153,17 @@ def registers(k: GroupedConvKernel, p: ConvProblem) -> int:
 
 def why_unusable(kernel: GroupedConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
     """The first rule that keeps `kernel` from `problem` on `arch`, or None."""
-    if arch.kind != "gpu" or not (arch.has("tma") and arch.has("mbarrier")):
-        return f"{arch.name} has no tensor memory accelerator"
-    if problem is None:
-        return None
-    return _why_not_typed(kernel, problem) or _why_not_sized(kernel, problem, arch)
+    reason = why_not_tma(arch)
+    if reason or problem is None:
+        return reason
+    return (
+        why_not_typed(kernel, problem)
+        or _why_not_meant(kernel, problem)
+        or _why_not_sized(kernel, problem, arch)
+    )
 
 
-def _why_not_typed(k: GroupedConvKernel, p: ConvProblem) -> str | None:
-    if p.layout != "nhwc":
-        return "its layout is nhwc"
-    if k.dtype != p.dtype:
-        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
-    if p.out_dtype != k.dtype and not (k.is_weight and p.out_dtype == "fp32"):
-        return f"it gives {k.dtype}, not {p.out_dtype}"
-    if not (p.input_elements and p.filter_elements and p.output_elements):
-        return "there is nothing to multiply"
+def _why_not_meant(k: GroupedConvKernel, p: ConvProblem) -> str | None:
     read, wide = read_group(p), written_group(p)
     if p.g < 2 or read not in GROUPS or wide not in (*GROUPS, CHANNELS):
         return f"it is for groups of {', '.join(map(str, GROUPS))} channels"
@@ -183,13 +182,10 @@ def _why_not_sized(k: GroupedConvKernel, p: ConvProblem, arch: Arch) -> str | No
         return reason
     if max(*patch(k, p), *written(k, p)) > MOST_BOX:
         return f"a patch is longer than TMA's {MOST_BOX} pixels"
-    if max(p.in_pixels, p.out_pixels, p.filter_elements) >= 2**31 - 2**16:
-        return "pixels and elements of the filter are counted in 31 bits"
+    if reason := why_not_counted(p):
+        return reason
     needed = registers(k, p)
     room = min(MOST_REGISTERS, arch.registers_per_cu // (160 * k.blocks) - OTHER_REGISTERS)
     if needed > room:
         return f"filter and sums take {needed} registers of {room}"
-    smem = smem_bytes(k, p)
-    if smem > arch.smem_per_block_bytes or k.blocks * (smem + RESERVED) > arch.smem_bytes:
-        return f"{k.blocks} blocks of {smem} bytes of shared memory do not fit"
-    return None
+    return why_not_shared(k, smem_bytes(k, p), arch)

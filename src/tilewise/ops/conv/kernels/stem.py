@@ -8,6 +8,12 @@ from typing import ClassVar
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.few_channels import (
+    MOST_BOX,
+    why_not_shared,
+    why_not_tma,
+    why_not_typed,
+)
 from tilewise.ops.conv.problem import ConvProblem
 
 OPS = ("conv_fwd", "conv_bwd_weight")
@@ -17,12 +23,9 @@ CHANNELS = 64
 WARPS = 4
 CHUNK = 8
 """Elements of a run that are multiplied together."""
-MOST_BOX = 256
 MOST_REGISTERS = 232
 OTHER_REGISTERS = 48
 """Of a thread, for addresses and fragments."""
-RESERVED = 1024
-"""Shared memory that the system keeps for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,22 +126,17 @@ def registers(k: StemConvKernel, p: ConvProblem) -> int:
 
 def why_unusable(kernel: StemConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
     """The first rule that keeps `kernel` from `problem` on `arch`, or None."""
-    if arch.kind != "gpu" or not (arch.has("tma") and arch.has("mbarrier")):
-        return f"{arch.name} has no tensor memory accelerator"
-    if problem is None:
-        return None
-    return _why_not_typed(kernel, problem) or _why_large(kernel, problem, arch)
+    reason = why_not_tma(arch)
+    if reason or problem is None:
+        return reason
+    return (
+        why_not_typed(kernel, problem)
+        or _why_not_meant(kernel, problem)
+        or _why_large(kernel, problem, arch)
+    )
 
 
-def _why_not_typed(k: StemConvKernel, p: ConvProblem) -> str | None:
-    if p.layout != "nhwc":
-        return "its layout is nhwc"
-    if k.dtype != p.dtype:
-        return f"its dtype is {k.dtype}, the problem's {p.dtype}"
-    if p.out_dtype != k.dtype and not (k.is_weight and p.out_dtype == "fp32"):
-        return f"it gives {k.dtype}, not {p.out_dtype}"
-    if not (p.input_elements and p.filter_elements and p.output_elements):
-        return "there is nothing to multiply"
+def _why_not_meant(k: StemConvKernel, p: ConvProblem) -> str | None:
     if p.c not in (3, 4) or p.g != 1 or p.ndim == 3:
         return "it is for images of 3 or 4 channels in one group, in one or two dimensions"
     if p.dilation_h > 1 or p.dilation_w > 1:
@@ -157,7 +155,4 @@ def _why_large(k: StemConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     needed = registers(k, p) + OTHER_REGISTERS
     if needed > room:
         return f"a thread takes {needed} registers of {room}"
-    smem = smem_bytes(k, p)
-    if smem > arch.smem_per_block_bytes or k.blocks * (smem + RESERVED) > arch.smem_bytes:
-        return f"{k.blocks} blocks of {smem} bytes of shared memory do not fit"
-    return None
+    return why_not_shared(k, smem_bytes(k, p), arch)

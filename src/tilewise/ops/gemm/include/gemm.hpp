@@ -36,13 +36,13 @@ TW_INLINE bool is_trivial(const tw_gemm_args& g) {
   return true;
 }
 
-// The arguments, without the pool where the work is over before a second thread has woken up.
+// The arguments, without the team where the work is over before a second thread has woken up.
 TW_INLINE tw_gemm_args worth_threads(const tw_gemm_args& given) {
   tw_gemm_args g = given;
   // In multiply-adds; an element moved takes about as long as eight. Doubles cannot overflow.
   const double m = (double)g.m, n = (double)g.n, k = (double)g.k;
   const double work = (double)g.batch * (m * n * k + 8 * (m * k + k * n + m * n));
-  if (work < 512 * 1024) g.pool = nullptr;
+  if (work < 512 * 1024) g.team = nullptr;
   return g;
 }
 

@@ -24,8 +24,8 @@ struct GemvDot {
       const Thin<In, Out> t(g, b);
       widen_rows(vectors + b * row, row, t.small, t.s_stride, t.small_k, 1, t.k);
     }
-    const int64_t step = balanced(l, ceil_div(l, 4 * threads_of(g.pool)), kL), units = ceil_div(l, step);
-    parallel_for(g.pool, g.batch * units, [&](int64_t unit) {
+    const int64_t step = balanced(l, ceil_div(l, 4 * threads_of(g.team)), kL), units = ceil_div(l, step);
+    parallel_for(g.team, g.batch * units, [&](int64_t unit) {
       const int64_t b = unit / units, first = unit % units * step;
       const Thin<In, Out> t(g, b);
       for (int64_t l0 = first; l0 < min_of(l, first + step); l0 += kL) {
@@ -50,7 +50,7 @@ struct GemvAxpy {
   static int64_t workspace(const tw_gemm_args& g) {
     if (g.k <= 0) return 0;
     Arena sizes{nullptr};
-    sizes.take<S>(g.batch * round_up(slots_of<In>(g.k), kK)), sizes.take<Acc>(threads_of(g.pool) * kBlock);
+    sizes.take<S>(g.batch * round_up(slots_of<In>(g.k), kK)), sizes.take<Acc>(threads_of(g.team) * kBlock);
     return sizes.used;
   }
 
@@ -85,14 +85,14 @@ struct GemvAxpy {
     const int64_t slots = slots_of<In>(g.k), l = long_side(g), row = round_up(slots, kK);
     Arena arena{(char*)g.workspace};
     S* vectors = arena.take<S>(g.batch * row);
-    Acc* sums = arena.take<Acc>(threads_of(g.pool) * kBlock);
+    Acc* sums = arena.take<Acc>(threads_of(g.team) * kBlock);
     for (int64_t b = 0; b < g.batch; ++b) {
       const Thin<In, Out> t(g, b);
       widen_rows(vectors + b * row, row, t.small, t.s_stride, t.small_k, 1, t.k);
     }
-    const int64_t step = min_of(kBlock, balanced(l, ceil_div(l, threads_of(g.pool)), kLanes));
+    const int64_t step = min_of(kBlock, balanced(l, ceil_div(l, threads_of(g.team)), kLanes));
     const int64_t units = ceil_div(l, step);
-    parallel_units(g.pool, g.batch * units, [&](int64_t slot, int64_t unit) {
+    parallel_units(g.team, g.batch * units, [&](int64_t slot, int64_t unit) {
       const int64_t b = unit / units, first = unit % units * step, width = min_of(step, l - first);
       const Thin<In, Out> t(g, b);
       Acc* y = sums + slot * kBlock;

@@ -138,19 +138,19 @@ struct Packed {
     Blocks blocks;
     int64_t slots, slot_bytes;
     TW_INLINE explicit Alone(const tw_gemm_args& g)
-        : grid(grid_of(kSplit, max_of(1, threads_of(g.pool) / max_of(1, min_of(g.batch, threads_of(g.pool)))), g.m,
+        : grid(grid_of(kSplit, max_of(1, threads_of(g.team) / max_of(1, min_of(g.batch, threads_of(g.team)))), g.m,
                        g.n, kMr, kNr)),
           blocks(min_of(g.m, grid.row_step), min_of(g.n, grid.col_step), g.k, false) {
       Arena sizes{nullptr};
       sizes.take<S>(blocks.a_size), sizes.take<S>(blocks.b_size), sizes.take<Acc>(blocks.c_size);
-      slots = min_of(threads_of(g.pool), g.batch * grid.count());
+      slots = min_of(threads_of(g.team), g.batch * grid.count());
       slot_bytes = sizes.used;
     }
   };
 
   static void run_alone(const tw_gemm_args& g) {
     const Alone plan(g);
-    parallel_units(g.pool, g.batch * plan.grid.count(), [&](int64_t slot, int64_t unit) {
+    parallel_units(g.team, g.batch * plan.grid.count(), [&](int64_t slot, int64_t unit) {
       const int64_t batch = unit / plan.grid.count(), at = unit % plan.grid.count();
       const int64_t m0 = at / plan.grid.cols * plan.grid.row_step, n0 = at % plan.grid.cols * plan.grid.col_step;
       part(g, {g, batch}, m0, min_of(plan.grid.row_step, g.m - m0), n0, min_of(plan.grid.col_step, g.n - n0),
@@ -166,7 +166,7 @@ struct Packed {
     S* b = arena.take<S>(s.b_size);
     Acc* held = arena.take<Acc>(s.c_size);
     // Work comes in units of a few panels: enough for every thread, and to even out slow ones.
-    const int64_t threads = threads_of(g.pool), m_tiles = ceil_div(g.m, kMr);
+    const int64_t threads = threads_of(g.team), m_tiles = ceil_div(g.m, kMr);
     for (int64_t batch = 0; batch < g.batch; ++batch) {
       const Matrices<In, Out> of(g, batch);
       for (int64_t jc = 0; jc < g.n; jc += s.nc) {
@@ -177,7 +177,7 @@ struct Packed {
         const int64_t n_units = ceil_div(nc, nu);
         for (int64_t pc = 0; pc < g.k; pc += s.kc) {
           const int64_t kc = min_of(s.kc, g.k - pc), slots = slots_of<In>(kc);
-          parallel_for(g.pool, m_units + n_units, [&](int64_t unit) {
+          parallel_for(g.team, m_units + n_units, [&](int64_t unit) {
             if (unit < n_units) {
               const int64_t j = unit * nu;
               pack(b + j * slots, kNr, of.b + (jc + j) * g.b_col + pc * g.b_row, g.b_col, g.b_row, min_of(nu, nc - j),
@@ -187,7 +187,7 @@ struct Packed {
               pack(a + i * slots, kMr, of.a + i * g.a_row + pc * g.a_col, g.a_row, g.a_col, min_of(mu, g.m - i), kc);
             }
           });
-          parallel_for(g.pool, m_units * n_units, [&](int64_t unit) {
+          parallel_for(g.team, m_units * n_units, [&](int64_t unit) {
             const int64_t i = unit / n_units * mu, j = unit % n_units * nu;
             finish(g, of.c + i * g.c_row + jc + j, held + i * s.nc + j, s.nc, min_of(mu, g.m - i), min_of(nu, nc - j),
                    pc, kc, a + i * slots, b + j * slots);

@@ -36,9 +36,9 @@ struct SkinnyDot {
       widen_rows(small, row, t.small, t.s_stride, t.small_k, t.s, t.k);
       std::memset(small + t.s * row, 0, (round_up(t.s, kS) - t.s) * row * sizeof(S));
     }
-    const int64_t step = balanced(long_side(g), ceil_div(long_side(g), 4 * threads_of(g.pool)), kL);
+    const int64_t step = balanced(long_side(g), ceil_div(long_side(g), 4 * threads_of(g.team)), kL);
     const int64_t units = ceil_div(long_side(g), step);
-    parallel_for(g.pool, g.batch * units, [&](int64_t unit) {
+    parallel_for(g.team, g.batch * units, [&](int64_t unit) {
       const int64_t b = unit / units, first = unit % units * step;
       const Thin<In, Out> t(g, b);
       for (int64_t l0 = first; l0 < min_of(t.l, first + step); l0 += kL)
@@ -133,9 +133,9 @@ struct SkinnyStrip {
       const Thin<In, Out> t(g, b);
       pack(smalls + b * small_size(g), kS, t.small, t.s_stride, t.small_k, t.s, t.k);
     }
-    const int64_t step = balanced(long_side(g), ceil_div(long_side(g), threads_of(g.pool)), kWide);
+    const int64_t step = balanced(long_side(g), ceil_div(long_side(g), threads_of(g.team)), kWide);
     const int64_t units = ceil_div(long_side(g), step);
-    parallel_for(g.pool, g.batch * units, [&](int64_t unit) {
+    parallel_for(g.team, g.batch * units, [&](int64_t unit) {
       const int64_t b = unit / units, first = unit % units * step;
       const Thin<In, Out> t(g, b);
       const int64_t end = min_of(t.l, first + step);

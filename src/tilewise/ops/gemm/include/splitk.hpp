@@ -21,7 +21,7 @@ struct SplitK {
       partial = round_up(g.m * g.n, 16);
       Arena sizes{nullptr};
       sizes.template take<Slot<In>>(blocks.a_size), sizes.template take<Slot<In>>(blocks.b_size);
-      slots = min_of(threads_of(g.pool), g.batch * slices);
+      slots = min_of(threads_of(g.team), g.batch * slices);
       slot_bytes = sizes.used;
     }
   };
@@ -45,7 +45,7 @@ struct SplitK {
     if (is_trivial<Out>(g)) return 0;
     const Plan plan(g);
     Acc* partial = (Acc*)((char*)g.workspace + plan.slots * plan.slot_bytes);
-    parallel_units(g.pool, g.batch * plan.slices, [&](int64_t slot, int64_t unit) {
+    parallel_units(g.team, g.batch * plan.slices, [&](int64_t slot, int64_t unit) {
       const int64_t batch = unit / plan.slices, k0 = unit % plan.slices * plan.step;
       const Matrices<In, Out> whole(g, batch);
       tw_gemm_args slice = g;
@@ -57,8 +57,8 @@ struct SplitK {
       Slice::part(slice, {slice, 0}, 0, g.m, 0, g.n, plan.blocks, {(char*)g.workspace + slot * plan.slot_bytes});
     });
     // A few rows at a time: enough work to be worth a thread.
-    const int64_t rows = max_of(1, ceil_div(g.m, 4 * threads_of(g.pool))), groups = ceil_div(g.m, rows);
-    parallel_for(g.pool, g.batch * groups, [&](int64_t unit) {
+    const int64_t rows = max_of(1, ceil_div(g.m, 4 * threads_of(g.team))), groups = ceil_div(g.m, rows);
+    parallel_for(g.team, g.batch * groups, [&](int64_t unit) {
       const int64_t batch = unit / groups, i0 = unit % groups * rows;
       const Matrices<In, Out> whole(g, batch);
       const Acc* from = partial + batch * plan.slices * plan.partial;

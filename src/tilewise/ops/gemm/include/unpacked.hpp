@@ -93,15 +93,15 @@ struct Unpacked {
 
   static TW_INLINE int64_t panel_bytes(const tw_gemm_args& g) { return kPacksB ? round_up(g.k * kNr * 4, 64) : 0; }
 
-  static int64_t workspace(const tw_gemm_args& g) { return threads_of(g.pool) * panel_bytes(g); }
+  static int64_t workspace(const tw_gemm_args& g) { return threads_of(g.team) * panel_bytes(g); }
 
   static int32_t run(const tw_gemm_args& g) {
     if (is_trivial<float>(g)) return 0;
     if (!kPacksB && g.b_col != 1 && g.n > 1) return 1;
     if (kExact && (g.m % kMr || g.n % kNr)) return 2;
-    const int64_t threads = threads_of(g.pool);
+    const int64_t threads = threads_of(g.team);
     const Grid grid = grid_of(kSplit, max_of(1, threads / min_of(g.batch, threads)), g.m, g.n, kMr, kNr);
-    parallel_units(g.pool, g.batch * grid.count(), [&](int64_t slot, int64_t unit) {
+    parallel_units(g.team, g.batch * grid.count(), [&](int64_t slot, int64_t unit) {
       const int64_t at = unit % grid.count();
       const int64_t m0 = at / grid.cols * grid.row_step, n0 = at % grid.cols * grid.col_step;
       range(g, {g, unit / grid.count()}, m0, min_of(grid.row_step, g.m - m0), n0, min_of(grid.col_step, g.n - n0),

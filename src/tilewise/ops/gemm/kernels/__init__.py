@@ -10,6 +10,11 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.ops import vendor
 from tilewise.ops.gemm.kernels import cktile, cpu, gpu
+from tilewise.ops.gemm.kernels.gemv import GemvKernel
+from tilewise.ops.gemm.kernels.pointer import PointerGemmKernel
+from tilewise.ops.gemm.kernels.smallk import SmallKGemmKernel
+from tilewise.ops.gemm.kernels.specialised import TwoGroupGemmKernel, WsGemmKernel
+from tilewise.ops.gemm.kernels.tma import TmaGemmKernel
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.gemm.vendor import scaled_mm_fits
 
@@ -24,9 +29,20 @@ def _why_no_vendor(kernel: Any, problem: Problem | None, arch: Arch) -> str | No
     return None
 
 
+GPU_KERNEL_TYPES: tuple[type[gpu.GpuGemmKernel], ...] = (
+    PointerGemmKernel,
+    GemvKernel,
+    TmaGemmKernel,
+    WsGemmKernel,
+    TwoGroupGemmKernel,
+    SmallKGemmKernel,
+)
+"""Told apart by their families."""
+BY_FAMILY = {family: kind for kind in GPU_KERNEL_TYPES for family in kind.families()}
+
 _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     cpu.CpuGemmKernel: cpu.why_unusable,
-    gpu.TritonGemmKernel: gpu.why_unusable,
+    **dict.fromkeys(GPU_KERNEL_TYPES, gpu.why_unusable),
     cktile.CkTileGemmKernel: cktile.why_unusable,
     vendor.VendorKernel: _why_no_vendor,
 }

@@ -6,7 +6,7 @@
 extern "C" {
 
 // Runs task(context, i) for every i in [0, count) and returns when all are done.
-struct tw_pool {
+struct tw_team {
   void* state;
   int64_t threads;
   void (*parallel)(void* state, void (*task)(void* context, int64_t index), void* context, int64_t count);
@@ -18,7 +18,7 @@ struct tw_gemm_args {
   const void* b;
   void* c;
   void* workspace;  // 64-byte aligned, tw_workspace() bytes
-  const tw_pool* pool;
+  const tw_team* team;
   int64_t batch, m, n, k;
   int64_t a_batch, a_row, a_col;
   int64_t b_batch, b_row, b_col;
@@ -33,7 +33,7 @@ struct tw_conv_args {
   void* w;
   void* y;
   void* workspace;
-  const tw_pool* pool;
+  const tw_team* team;
   int64_t n, c, k, g;
   int64_t in[3], filter[3], out[3];  // depth, height, width
   int64_t stride[3], pad[3], dilation[3];
@@ -43,6 +43,6 @@ struct tw_conv_args {
 };
 
 // Every kernel library exports, for its own args type:
-//   int64_t tw_workspace(const Args*)   scratch bytes for these sizes and the pool's threads
+//   int64_t tw_workspace(const Args*)   scratch bytes for these sizes and the team's threads
 //   int32_t tw_run(const Args*)         0 when done
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Loops over the threads of the pool that a kernel was given.
+// Loops over the threads of the team that a kernel was given.
 #pragma once
 #include <atomic>
 
@@ -10,25 +10,25 @@
 
 namespace tw {
 
-TW_INLINE int64_t threads_of(const tw_pool* pool) { return pool && pool->threads > 1 ? pool->threads : 1; }
+TW_INLINE int64_t threads_of(const tw_team* team) { return team && team->threads > 1 ? team->threads : 1; }
 
 // body(i) for every i in [0, count), on whichever threads are free.
 template <class Body>
-TW_INLINE void parallel_for(const tw_pool* pool, int64_t count, const Body& body) {
-  if (count == 1 || threads_of(pool) == 1) {
+TW_INLINE void parallel_for(const tw_team* team, int64_t count, const Body& body) {
+  if (count == 1 || threads_of(team) == 1) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
   }
   const auto task = [](void* context, int64_t index) { (*static_cast<const Body*>(context))(index); };
-  pool->parallel(pool->state, task, const_cast<Body*>(&body), count);
+  team->parallel(team->state, task, const_cast<Body*>(&body), count);
 }
 
 // body(slot, i) for every i in [0, count). Slots number the loops that run at once, so each can own
 // a part of the workspace; units go to whichever slot is free, which evens out slow cores.
 template <class Body>
-TW_INLINE void parallel_units(const tw_pool* pool, int64_t count, const Body& body) {
+TW_INLINE void parallel_units(const tw_team* team, int64_t count, const Body& body) {
   std::atomic<int64_t> next{0};
-  parallel_for(pool, min_of(count, threads_of(pool)), [&](int64_t slot) {
+  parallel_for(team, min_of(count, threads_of(team)), [&](int64_t slot) {
     for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count;
          i = next.fetch_add(1, std::memory_order_relaxed))
       body(slot, i);

@@ -4,10 +4,10 @@
 // A submitter opens a job, works on it like everyone else, closes it when every index has been
 // claimed, and waits only for the workers that joined: one that wakes late finds the job closed and
 // costs nothing. Workers spin for a moment after a job, because kernels often come in quick
-// succession, then sleep. A pool that is busy, or that a fork left without threads, runs the job on
+// succession, then sleep. A team that is busy, or that a fork left without threads, runs the job on
 // the calling thread.
 //
-// A pool may borrow the threads of another library's OpenMP runtime instead: two sets of threads
+// A team may borrow the threads of another library's OpenMP runtime instead: two sets of threads
 // that both spin after their work would take the cores from each other.
 #include <pthread.h>
 #include <sched.h>
@@ -40,8 +40,8 @@ struct Runtime {
   int (*in_parallel)();
 };
 
-struct alignas(64) Pool {
-  tw_pool face{};
+struct alignas(64) Team {
+  tw_team face{};
   Runtime runtime{};
   uint64_t born = 0;
   std::atomic<bool> is_busy{false};
@@ -127,14 +127,14 @@ struct alignas(64) Pool {
 };
 
 void parallel(void* state, void (*task)(void*, int64_t), void* context, int64_t count) {
-  Pool& pool = *static_cast<Pool*>(state);
-  const bool is_alone = count <= 1 || pool.started == 0 || pool.born != forks.load(std::memory_order_relaxed);
-  if (is_alone || pool.is_busy.exchange(true, std::memory_order_acquire)) {
+  Team& team = *static_cast<Team*>(state);
+  const bool is_alone = count <= 1 || team.started == 0 || team.born != forks.load(std::memory_order_relaxed);
+  if (is_alone || team.is_busy.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < count; ++i) task(context, i);
     return;
   }
-  pool.submit(task, context, count);
-  pool.is_busy.store(false, std::memory_order_release);
+  team.submit(task, context, count);
+  team.is_busy.store(false, std::memory_order_release);
 }
 
 struct Job {
@@ -154,9 +154,9 @@ void share(void* data) {
 // All of the runtime's threads, as its other users take: teams of changing sizes would end and
 // start threads. A child of a fork has none of them, and some runtimes would wait for them forever.
 void borrowed(void* state, void (*task)(void*, int64_t), void* context, int64_t count) {
-  Pool& pool = *static_cast<Pool*>(state);
-  const Runtime& runtime = pool.runtime;
-  const int threads = count > 1 && pool.born == forks.load(std::memory_order_relaxed) ? runtime.max_threads() : 1;
+  Team& team = *static_cast<Team*>(state);
+  const Runtime& runtime = team.runtime;
+  const int threads = count > 1 && team.born == forks.load(std::memory_order_relaxed) ? runtime.max_threads() : 1;
   if (threads <= 1 || runtime.in_parallel()) {
     for (int64_t i = 0; i < count; ++i) task(context, i);
     return;
@@ -165,8 +165,8 @@ void borrowed(void* state, void (*task)(void*, int64_t), void* context, int64_t 
   runtime.parallel(share, &job, static_cast<unsigned>(threads), 0);
 }
 
-void* enter(void* pool) {
-  static_cast<Pool*>(pool)->loop();
+void* enter(void* team) {
+  static_cast<Team*>(team)->loop();
   return nullptr;
 }
 
@@ -175,49 +175,49 @@ void* enter(void* pool) {
 extern "C" {
 
 // From now on jobs run on the threads of an OpenMP runtime, as many as it gives its other users.
-// The pool's own sleep from then on; jobs are cut for `threads` as before.
-__attribute__((visibility("default"))) void tw_pool_borrow(tw_pool* face, void* parallel, void* max_threads,
+// The team's own sleep from then on; jobs are cut for `threads` as before.
+__attribute__((visibility("default"))) void tw_team_borrow(tw_team* face, void* parallel, void* max_threads,
                                                            void* in_parallel) {
-  Pool* pool = static_cast<Pool*>(face->state);
-  pool->runtime = {reinterpret_cast<decltype(Runtime::parallel)>(parallel),
+  Team* team = static_cast<Team*>(face->state);
+  team->runtime = {reinterpret_cast<decltype(Runtime::parallel)>(parallel),
                    reinterpret_cast<decltype(Runtime::max_threads)>(max_threads),
                    reinterpret_cast<decltype(Runtime::in_parallel)>(in_parallel)};
   __atomic_store_n(&face->parallel, &borrowed, __ATOMIC_RELEASE);
 }
 
-__attribute__((visibility("default"))) void tw_pool_destroy(tw_pool* face) {
+__attribute__((visibility("default"))) void tw_team_destroy(tw_team* face) {
   if (!face) return;
-  Pool* pool = static_cast<Pool*>(face->state);
+  Team* team = static_cast<Team*>(face->state);
   // After a fork the threads are the parent's: there is nobody to join.
-  if (pool->born == forks.load()) {
-    pthread_mutex_lock(&pool->lock);
-    pool->is_stopping.store(true);
-    pthread_mutex_unlock(&pool->lock);
-    pthread_cond_broadcast(&pool->wake);
-    for (int64_t i = 0; i < pool->started; ++i) pthread_join(pool->workers[i], nullptr);
+  if (team->born == forks.load()) {
+    pthread_mutex_lock(&team->lock);
+    team->is_stopping.store(true);
+    pthread_mutex_unlock(&team->lock);
+    pthread_cond_broadcast(&team->wake);
+    for (int64_t i = 0; i < team->started; ++i) pthread_join(team->workers[i], nullptr);
   }
-  std::free(pool->workers);
-  pool->~Pool();
-  std::free(pool);
+  std::free(team->workers);
+  team->~Team();
+  std::free(team);
 }
 
-// A pool of `threads` threads, the caller's included. Where the system grants fewer, it has fewer;
+// A team of `threads` threads, the caller's included. Where the system grants fewer, it has fewer;
 // null when there is no memory for it. One that will borrow its threads starts none.
-__attribute__((visibility("default"))) tw_pool* tw_pool_create(int64_t threads, int32_t is_borrowing) {
+__attribute__((visibility("default"))) tw_team* tw_team_create(int64_t threads, int32_t is_borrowing) {
   pthread_once(&watch_forks, [] { pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); }); });
-  void* memory = std::aligned_alloc(alignof(Pool), sizeof(Pool));
+  void* memory = std::aligned_alloc(alignof(Team), sizeof(Team));
   if (!memory) return nullptr;
-  Pool* pool = new (memory) Pool;
-  pool->born = forks.load();
+  Team* team = new (memory) Team;
+  team->born = forks.load();
   const int64_t wanted = threads > 1 && !is_borrowing ? threads - 1 : 0;
-  pool->workers = static_cast<pthread_t*>(std::calloc(wanted + 1, sizeof(pthread_t)));
-  if (!pool->workers) {
+  team->workers = static_cast<pthread_t*>(std::calloc(wanted + 1, sizeof(pthread_t)));
+  if (!team->workers) {
     std::free(memory);
     return nullptr;
   }
-  while (pool->started < wanted && !pthread_create(&pool->workers[pool->started], nullptr, enter, pool))
-    ++pool->started;
-  pool->face = {pool, is_borrowing ? threads : pool->started + 1, parallel};
-  return &pool->face;
+  while (team->started < wanted && !pthread_create(&team->workers[team->started], nullptr, enter, team))
+    ++team->started;
+  team->face = {team, is_borrowing ? threads : team->started + 1, parallel};
+  return &team->face;
 }
 }
