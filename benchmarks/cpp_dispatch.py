@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What choosing and launching cost in C++: an exported library beside cublasLtMatmul.
 
-usage: python benchmarks/cpp_dispatch.py [--library FOLDER] [--filter EXPR] [--keep FOLDER]
+usage: python benchmarks/cpp_dispatch.py [--top N] [--filter EXPR]
 
-Exports the GEMM library of the H200's model (or takes one that was exported), builds it and
-`cpp_dispatch.cpp` with CMake and runs it. Microseconds of host time, each the median over rounds:
-`plan new` of problems never seen, `plan kept` of a remembered one, `execute` until the launch
-returns, cuBLASLt's heuristic alone and `cublasLtMatmul` with what it found. Below them, Python's
-scorer alone on the same kernels. Needs CUDA's headers, cuBLASLt and an sm_90 GPU; says so where
-there is none.
+Exports the strongest kernels of the H200's GEMM model, builds them with `cpp_dispatch.cpp` by the
+C++ compiler alone, and runs it. Microseconds of host time, each the median over rounds: `plan new`
+of problems never seen, `plan kept` of a remembered one, `execute` until the launch returns, `bare`
+for cuLaunchKernelEx on a kernel that does nothing, cuBLASLt's heuristic alone and `cublasLtMatmul`
+with what it found. Below them, Python's scorer alone on the same kernels. Needs an sm_90 GPU and
+the headers of CUDA and cuBLASLt, as PyTorch's wheels bring them; says so where there are none.
 """
 
 from __future__ import annotations
@@ -17,54 +17,70 @@ import argparse
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-from tilewise.core.arch import load_arch
-from tilewise.export.library import Wanted, prepared, write_library
-from tilewise.ops.gemm.problem import GemmProblem
-from tilewise.selection.compiled import CompiledScorer
-from tilewise.selection.selector import Selector
-
 HERE = Path(__file__).parent
-WHERE = "batch == 1 and n % 64 == 0 and k % 64 == 0 and k < 1048576 and n < 1048576"
-CMAKE = """\
-cmake_minimum_required(VERSION 3.18)
-project(cpp_dispatch LANGUAGES CXX)
-find_package(CUDAToolkit REQUIRED)
-add_subdirectory({library} library)
-add_executable(cpp_dispatch {source})
-target_link_libraries(cpp_dispatch PRIVATE tilewise CUDA::cublasLt CUDA::cudart)
-"""
+sys.path.insert(0, str(HERE.parent / "tests" / "unit"))
+from exported import compiled  # noqa: E402
+
+from tilewise.core.arch import load_arch  # noqa: E402
+from tilewise.export.library import Wanted, narrowed, prepared, write_library  # noqa: E402
+from tilewise.export.rules import OpExport  # noqa: E402
+from tilewise.ops.gemm.problem import GemmProblem  # noqa: E402
+from tilewise.selection.compiled import CompiledScorer  # noqa: E402
+from tilewise.selection.selector import Selector  # noqa: E402
+
+WHERE = "batch == 1 and n % 64 == 0 and k % 64 == 0 and n >= 64 and k < 1048576 and n < 1048576"
+HEADERS = ("cublasLt.h", "cuda_runtime.h")
+LIBRARIES = ("libcublasLt.so", "libcudart.so")
 
 
-def wanted(expression: str) -> Wanted:
-    return Wanted(
+def exported(expression: str, top: int) -> OpExport:
+    wanted = Wanted(
         op="gemm",
         arch=load_arch("sm_90:H200"),
         dtypes=("bf16",),
         layouts=("rcr",),
         expression=expression,
         where=WHERE,
+        top=top,
     )
+    return narrowed(prepared(wanted), wanted)[0]
 
 
-def why_not_here() -> str | None:
-    """Why the comparison cannot be built on this machine, or None."""
-    if shutil.which("cmake") is None:
-        return "there is no cmake"
-    nvcc = shutil.which("nvcc")
-    toolkits = [Path("/usr/local/cuda"), *([Path(nvcc).resolve().parents[1]] if nvcc else [])]
-    if any(list(kit.glob("**/include/cublasLt.h")) for kit in toolkits if kit.exists()):
-        return None
-    return f"there is no cublasLt.h below {' or '.join(map(str, toolkits))}; install cuBLAS"
+def found(names: tuple[str, ...]) -> list[Path]:
+    """The first of each: in a toolkit, or among Python's packages."""
+    packages = Path(sysconfig.get_path("purelib"))
+    roots = [*Path("/usr/local").glob("cuda*"), packages / "nvidia", packages / "triton"]
+    paths = []
+    for name in names:
+        every = (path for root in roots for path in sorted(root.rglob(f"{name}*")))
+        first = next(every, None)
+        if first is None:
+            raise FileNotFoundError(f"there is no {name}; install PyTorch for CUDA, or a toolkit")
+        paths.append(first)
+    return paths
 
 
-def scorer_us(expression: str) -> float:
+def program(library: Path) -> Path:
+    """The benchmark, built beside the library."""
+    build, compiler = compiled(library), shutil.which("c++") or "g++"
+    includes = [f"-I{path.parent}" for path in found(HEADERS)]
+    libraries = found(LIBRARIES)
+    command = [compiler, "-std=c++17", "-O2", *includes, f"-I{library / 'include'}"]
+    command += [str(HERE / "cpp_dispatch.cpp"), str(build / "libtilewise.so")]
+    command += [*map(str, libraries), "-ldl", "-o", str(build / "cpp_dispatch")]
+    command += [f"-Wl,-rpath,{folder}" for folder in (build, *(p.parent for p in libraries))]
+    subprocess.run(command, check=True)
+    return build / "cpp_dispatch"
+
+
+def scorer_us(export: OpExport) -> float:
     """Python's compiled scorer alone on the same kernels."""
-    export = prepared(wanted(expression))
     scorer = Selector(export.model, export.kernels, export.arch, compiled=True).scorer
     assert isinstance(scorer, CompiledScorer)
     times = []
@@ -78,29 +94,20 @@ def scorer_us(expression: str) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--library", type=Path, help="a folder that export-cpp wrote")
-    parser.add_argument("--filter", default="", help="which kernels to export; by default all")
-    parser.add_argument("--keep", type=Path, help="where to export to, and keep it")
+    parser.add_argument("--top", type=int, default=12, help="how many kernels to export")
+    parser.add_argument("--filter", default="", help="of which kernels")
     given = parser.parse_args()
-    why = why_not_here()
-    if why is not None:
-        print(f"cpp_dispatch cannot be built: {why}")
+    try:
+        found((*HEADERS, *LIBRARIES))
+    except FileNotFoundError as error:
+        print(f"cpp_dispatch cannot be built: {error}")
         return 0
+    export = exported(given.filter, given.top)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.library or given.keep or Path(scratch, "library")
-        if given.library is None:
-            write_library(folder, [prepared(wanted(given.filter))], on_progress=print)
-        text = CMAKE.format(library=folder.resolve(), source=HERE / "cpp_dispatch.cpp")
-        Path(scratch, "CMakeLists.txt").write_text(text)
-        build = Path(scratch, "build")
-        configure = ["cmake", "-S", scratch, "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
-        for command in (configure, ["cmake", "--build", str(build), "-j"]):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                print(f"cpp_dispatch cannot be built:\n{(done.stdout + done.stderr)[-3000:]}")
-                return 1
-        code = subprocess.run([build / "cpp_dispatch"]).returncode
-    print(f"Python's scorer alone: {scorer_us(given.filter):.3f} us")
+        folder = Path(scratch, "library")
+        write_library(folder, [export], on_progress=print)
+        code = subprocess.run([program(folder)]).returncode
+    print(f"Python's scorer alone: {scorer_us(export):.3f} us")
     return code
 
 

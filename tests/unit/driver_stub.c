@@ -11,7 +11,7 @@ char tw_log[ROOM];
 int tw_failure = 0; // what the next launch answers
 static int used = 0, functions = 0;
 static int counts[FUNCTIONS], sizes[FUNCTIONS][MOST];
-static __thread void *context = 0;
+static __thread void *context = 0, *below = 0;
 
 static void say(const char *form, ...) {
   va_list values;
@@ -102,6 +102,14 @@ int cuDeviceGetAttribute(int *value, int kind, int device) {
 int cuDevicePrimaryCtxRetain(void **made, int device) { return *made = (void *)(0xC0L + device), 0; }
 int cuCtxGetCurrent(void **made) { return *made = context, 0; }
 int cuCtxSetCurrent(void *made) { return context = made, 0; }
+int cuCtxPushCurrent_v2(void *made) {
+  say("{\"call\": \"push\", \"device\": %d}\n", (int)((uintptr_t)made - 0xC0));
+  return below = context, context = made, 0;
+}
+int cuCtxPopCurrent_v2(void **made) {
+  say("{\"call\": \"pop\"}\n");
+  return *made = context, context = below, 0;
+}
 int cuModuleLoadData(void **module, const void *image) { return loaded(module, image); }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
   return (void)module, found(function, name);
@@ -164,7 +172,9 @@ int cuTensorMapEncodeIm2col(void *map, int type, uint32_t rank, void *at, const 
 
 // ------------------------------------------------------------------------------------------- AMD
 
-int hipSetDevice(int device) { return device; }
+static __thread int hip_device = 0;
+int hipGetDevice(int *device) { return *device = hip_device, 0; }
+int hipSetDevice(int device) { return hip_device = device, 0; }
 int hipModuleLoadData(void **module, const void *image) { return loaded(module, image); }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
   return (void)module, found(function, name);

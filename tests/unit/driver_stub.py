@@ -71,6 +71,10 @@ class Stub:
         """How many bytes each parameter of the next loaded function takes."""
         self._library.tw_parameters(len(sizes), (ctypes.c_int * len(sizes))(*sizes))
 
+    def use(self, device: int | None) -> None:
+        """Makes an NVIDIA GPU this thread's, or none."""
+        self._library.cuCtxSetCurrent(ctypes.c_void_p(None if device is None else 0xC0 + device))
+
     def forget(self) -> None:
         self._library.tw_forget()
 

@@ -60,6 +60,36 @@ def built(folder: Path, *options: str) -> Path:
     return build
 
 
+def compiled(folder: Path) -> Path:
+    """A GPU library's build folder, made by the compiler alone where there is no CMake."""
+    build = folder / "build"
+    build.mkdir()
+    compiler = shutil.which("c++") or shutil.which("g++") or pytest.skip("no C++ compiler")
+    usual = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-c"]
+    usual += [f"-I{folder / part}" for part in ("include", "src", "src/scorer", "")]
+    objects, running = [], []
+    for source in [
+        *folder.glob("src/*.cpp"),
+        folder / "src/data.S",
+        folder / "example/example.cpp",
+    ]:
+        level = "-O1" if source.stem.endswith("_rules") else "-O2"
+        made = str(build / f"{source.stem}.o")
+        objects.append(made)
+        command = [compiler, *usual, level, str(source), "-o", made]
+        running.append(subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True))
+    for process in running:
+        said = process.communicate()[1]
+        assert process.returncode == 0, said[-4000:]
+    *parts, example = objects
+    ends = ["-ldl", "-lpthread"]
+    shared = [compiler, "-shared", *parts, "-o", str(build / "libtilewise.so"), *ends]
+    linked = [compiler, example, *parts, "-o", str(build / "example"), *ends]
+    for command in (shared, linked):
+        subprocess.run(command, check=True)
+    return build
+
+
 class Exported:
     """A library that was built, for the ops in their order."""
 

@@ -21,7 +21,6 @@ BAD = {
     "no problem": ((*USUAL, "--where", "m < 0"), "is left by --where"),
     "no layout": ((*USUAL, "--layout", "abc"), "gemm has rcr"),
     "no result": ((*USUAL, "--out-dtype", "int32"), "can give"),
-    "half of --top": ((*USUAL, "--top", "3"), "go together"),
     "too many objects": (
         ("--op", "gemm", "--arch", "sm_90", "--dtype", "bf16", "--layout", "rcr"),
         "narrow it with",

@@ -47,6 +47,17 @@ def test_helpers_compute_the_same_on_both_kinds_of_number() -> None:
     check(cost, trace(lambda: cost(M, N)))
 
 
+def test_a_product_of_what_may_be_zero_is_not_zero() -> None:
+    """A negative number's highest value is zero, too."""
+
+    def rule(m: Any, n: Any) -> str:
+        return "many" if -(-m * m // 256) > 40 + n - n else "few"
+
+    tree = trace(lambda: rule(M, N))
+    assert {leaf.value for leaf in leaves(tree)} == {"many", "few"}
+    check(rule, tree)
+
+
 def test_only_paths_of_examples_are_followed() -> None:
     seen = Examples({"m": np.arange(1, 9), "n": np.full(8, 4)})
     tree = trace(lambda: concrete(N) + (1 if M > 100 else 0), seen)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewise.cli.console import FilterOption, JsonFlag, emit, err, out
 from tilewise.cli.models import given_model
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError
 
 if TYPE_CHECKING:
-    from tilewise.export.library import Wanted
+    from tilewise.core.problem import Problem
+    from tilewise.export.library import Wanted, Written
     from tilewise.export.rules import OpExport
+    from tilewise.export.top import Loss
 
 
 def export_cpp(
@@ -35,11 +38,14 @@ def export_cpp(
         typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'."),
     ] = "",
     top: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many kernels an op, that win on --problems."),
+        int | None, typer.Option(min=1, help="At most so many kernels an op: those that win most.")
     ] = None,
     problems: Annotated[
-        Path | None, typer.Option(help="Problems that --top looks at: CSV, JSON or JSON lines.")
+        Path | None,
+        typer.Option(
+            help="CSV, JSON or JSON lines: keep kernels that win there, and compile "
+            "convolutions for these layers; by default the model's own."
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model folder; by default the one that fits, an op each.")
@@ -52,17 +58,12 @@ def export_cpp(
 ) -> None:
     """Writes a C++17 library with ranking, rules and kernels; CMake builds it."""
     from tilewise.core.arch import load_arch
-    from tilewise.export.library import Wanted, prepared, write_library
-    from tilewise.export.top import strongest
+    from tilewise.export.library import Wanted, write_library
 
     if folder.exists():
         raise FileError(f"{folder} exists already; name a new folder")
-    if (top is None) != (problems is None):
-        raise InputError("--top and --problems go together: give both or neither")
-    exports: list[OpExport] = []
-    losses: dict[str, Any] = {}
-    for name in dict.fromkeys(op):
-        wanted = Wanted(
+    wanted = [
+        Wanted(
             op=name,
             arch=load_arch(arch),
             dtypes=tuple(dict.fromkeys(dtype)),
@@ -70,13 +71,13 @@ def export_cpp(
             layouts=tuple(dict.fromkeys(layout or ())),
             expression=expression or "",
             where=where,
+            problems=_problems(problems, name, dtype),
+            top=top,
             model=None if model is None else given_model(model),
         )
-        export = prepared(wanted)
-        if top is not None and problems is not None:
-            export, loss = strongest(export, _problems(problems, wanted), top)
-            losses[name] = asdict(loss)
-        exports.append(export)
+        for name in dict.fromkeys(op)
+    ]
+    exports, losses = _narrowed(wanted)
     written = write_library(
         folder,
         exports,
@@ -85,24 +86,46 @@ def export_cpp(
         on_progress=lambda line: err.print(line, soft_wrap=True),
     )
     if as_json:
-        return emit({"folder": str(folder), **asdict(written), "losses": losses})
+        told = {name: asdict(loss) for name, loss in losses.items()}
+        return emit({"folder": str(folder), **asdict(written), "losses": told})
+    return _tell(folder, written, losses)
+
+
+def _problems(path: Path | None, op: str, dtypes: Sequence[str]) -> tuple[Problem, ...]:
+    from tilewise.problems.files import read_problems
+
+    if path is None or not dtypes:
+        return ()
+    found = (read_problems(path, op, dtype=dtype).problems for dtype in dict.fromkeys(dtypes))
+    return tuple(dict.fromkeys(problem for some in found for problem in some))
+
+
+def _narrowed(wanted: Sequence[Wanted]) -> tuple[list[OpExport], dict[str, Loss]]:
+    """Every op's export, and what leaving kernels out costs where some are."""
+    from tilewise.export.library import narrowed, prepared
+
+    exports, losses = [], {}
+    for one in wanted:
+        export, loss = narrowed(prepared(one), one)
+        exports.append(export)
+        if loss is not None:
+            losses[one.op] = loss
+    return exports, losses
+
+
+def _tell(folder: Path, written: Written, losses: Mapping[str, Loss]) -> None:
+    """What it came to, in a line or two."""
     for name, loss in losses.items():
         out.print(
-            f"{name}: {loss['kept']} of {loss['winners']} kernels that win somewhere on "
-            f"{loss['problems']} problems; efficiency lost by the model's word: mean "
-            f"{loss['mean']:.2%}, worst {loss['worst']:.2%}; {loss['unserved']} not served",
+            f"{name}: {loss.kept} of {loss.winners} kernels that win somewhere on "
+            f"{loss.problems} problems; efficiency lost by the model's word: mean "
+            f"{loss.mean:.2%}, worst {loss.worst:.2%}; {loss.unserved} not served",
             soft_wrap=True,
         )
     kernels = ", ".join(f"{count} kernels of {name}" for name, count in written.kernels.items())
     objects = f", {written.objects} objects of {written.object_bytes:,} bytes"
-    return out.print(
+    out.print(
         f"{kernels}{objects if written.objects else ''}; {written.total_bytes:,} bytes written to "
         f"{folder}",
         soft_wrap=True,
     )
-
-
-def _problems(path: Path, wanted: Wanted) -> list[Any]:
-    from tilewise.problems.files import read_problems
-
-    return list(read_problems(path, wanted.op, dtype=wanted.dtypes[0]).problems)

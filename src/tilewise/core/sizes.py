@@ -222,10 +222,18 @@ def _arithmetic(op: str, left: Any, right: Any) -> Any:
         neutral = 0 if op in ("+", "-") else 1
         if op in keeps and other.op == "const" and other.args[0] == neutral and not is_float:
             return _value(one)
-    if op == "*" and not is_float and 0 in (a.low, b.low) and (a.high == 0 or b.high == 0):
+    if op == "*" and not is_float and any(one.low == one.high == 0 for one in (a, b)):
         return 0
     if op == "-" and a is b and not is_float:
         return 0
+    if op in ("+", "-") and b.op == "const" and a.op in ("+", "-") and not is_float:
+        # x + 2 - 3 + 1 is x: sizes that come out the same look the same.
+        inner, last = a.args
+        if last.op == "const":
+            added = (last.args[0] if a.op == "+" else -last.args[0]) + (
+                b.args[0] if op == "+" else -b.args[0]
+            )
+            return _arithmetic("+" if added >= 0 else "-", _value(inner), abs(added))
     low, high = _range(op, a, b)
     return Number(_node(op, a, b, low=low, high=high, is_float=is_float))
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from tilewise.core.sizes import Node, TraceError, Unseen, answering
 
 MOST_PATHS = 4096
+MOST_QUESTIONS = 600
+"""On one path."""
 MOST_TURNS = 1024
 """Of a loop, when examples are looked at."""
 _TESTS = {"==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal}
@@ -89,7 +91,7 @@ def _evaluated(node: Node, examples: Examples, loops: Mapping[int, Any] = {}) ->
         case "round":
             return np.rint(of(args[0])).astype(np.int64)
         case "gcd":
-            return np.gcd(of(args[0]), of(args[1]))
+            return np.gcd(of(args[0]).astype(np.int64), of(args[1]).astype(np.int64))
         case "either":
             return np.where(of(args[0]), of(args[1]), of(args[2]))
         case "cost" | "place":
@@ -118,14 +120,18 @@ class Tracer:
     given: dict[Node, bool]
     mask: NDArray[np.bool_] | None = None
     path: list[tuple[Node, bool]] = field(default_factory=list)
+    answers: dict[Node, bool] = field(default_factory=dict)
+    """The path's, by question."""
     forks: list[int] = field(default_factory=list)
     """Places of the path where the other answer is worth following, too."""
 
     def ask(self, test: Node) -> bool:
         """Whether a question holds on this path."""
-        known = dict(self.path).get(test)
+        known = self.answers.get(test)
         if known is not None:
             return known
+        if len(self.path) >= MOST_QUESTIONS:
+            raise TraceError(f"more than {MOST_QUESTIONS} questions lead through it")
         holds = self.examples.evaluate(test) if self.examples else None
         answer = self.given.get(test)
         if answer is None:
@@ -139,6 +145,7 @@ class Tracer:
         if holds is not None and self.mask is not None:
             self.mask = self.mask & (holds if answer else ~holds)
         self.path.append((test, answer))
+        self.answers[test] = answer
         return answer
 
     def values_of(self, node: Node) -> list[int]:

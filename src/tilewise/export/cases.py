@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -24,6 +24,11 @@ EXAMPLES = 24_000
 """Problems that show which ways through a launch there are; some ways are taken by few."""
 
 
+VARIANTS = 100
+"""Problems that a layer is seen at besides its own: other numbers and sizes of images."""
+Sizes = Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Problems of an op that differ in sizes alone."""
@@ -31,6 +36,8 @@ class Case:
     op: Op
     words: Mapping[str, str]
     """Every text field."""
+    known: Sizes = field(default_factory=dict)
+    """Sizes that are not left open."""
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -41,7 +48,7 @@ class Case:
         kind = _open_type(self.op.problem)
         made = object.__new__(kind)
         open_sizes = fields_of(self.sizes, _least(self.op.name))
-        for name, value in (open_sizes | dict(self.words)).items():
+        for name, value in (open_sizes | dict(self.words) | dict(self.known)).items():
             object.__setattr__(made, name, value)
         return made
 
@@ -57,9 +64,13 @@ class Case:
 
         return trace(why)
 
-    def known(self, sizes: Mapping[str, int]) -> Problem:
+    def at(self, sizes: Sizes) -> Problem:
         """The problem with these sizes."""
         return self.op.problem(**self.words, **sizes)
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether a problem with these sizes is of this case."""
+        return all(sizes[name] == value for name, value in self.known.items())
 
 
 def size_fields(op: Op) -> tuple[str, ...]:
@@ -92,6 +103,22 @@ def _least(name: str) -> Mapping[str, int]:
         except ProblemError:
             found[name] = 1
     return found
+
+
+def known_names(op: Op, arch: Arch) -> tuple[str, ...]:
+    """Sizes that have to be known before kernels for `arch` can be compiled."""
+    return getattr(op.module("launch"), "KNOWN", ()) if arch.kind == "gpu" else ()
+
+
+def of_layers(case: Case, names: Sequence[str], layers: Sequence[Sizes]) -> list[Case]:
+    """The case, once for each set of sizes that the layers have for `names`."""
+    ones = case.op.module("launch").EXTENTS
+    met = dict.fromkeys(
+        tuple((name, sizes[name]) for name in (*names, *ones) if name in names or sizes[name] == 1)
+        for sizes in layers
+    )
+    # The first that holds is taken: dimensions of one before any size.
+    return [replace(case, known=dict(known)) for known in sorted(met, key=len, reverse=True)]
 
 
 def cases(op: Op, words: Mapping[str, Sequence[str]]) -> list[Case]:
@@ -153,12 +180,25 @@ def _edge(rng: random.Random, size: int) -> int:
     return int(min(MOST - 4096, size * 2 ** rng.uniform(0, 12)))
 
 
-def examples(case: Case, where: Expression | None) -> Examples:
-    """Problems of a case that `where` allows, sizes as columns."""
+def varied(case: Case, layers: Sequence[Sizes]) -> Iterator[Sizes]:
+    """The layers of a case, as they are and with other images."""
+    rng = random.Random(27)
+    launch = case.op.module("launch")
+    for sizes in filter(case.holds, layers):
+        yield sizes
+        open_names = [n for n in launch.VARIED if sizes[n] > 1 or n not in launch.EXTENTS]
+        for _ in range(VARIANTS):
+            yield {**sizes, **{name: _edge(rng, sizes[name]) for name in open_names}}
+
+
+def examples(
+    case: Case, where: Expression | None, layers: Sequence[Sizes] | None = None
+) -> Examples:
+    """Problems of a case that `where` allows, sizes as columns; of `layers` if they are given."""
     kept = []
-    for sizes in _sizes_drawn(case.op.name):
+    for sizes in _sizes_drawn(case.op.name) if layers is None else varied(case, layers):
         try:
-            case.known(sizes)
+            case.at(sizes)
         except ProblemError:
             continue
         kept.append([sizes[name] for name in case.sizes])
@@ -191,7 +231,7 @@ def check_words(op: Op, words: Mapping[str, Sequence[str]]) -> None:
 
 def _is_possible(case: Case, sizes: Mapping[str, int]) -> bool:
     try:
-        case.known(sizes)
+        case.at(sizes)
     except ProblemError:
         return False
     return True

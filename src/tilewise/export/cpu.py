@@ -32,6 +32,9 @@ class Launches:
             raise InputError(f"{case.op.name} has no `numbers` in its abi.py: it is not exported")
         return trace(lambda: tuple(abi.numbers(case.problem()))), _numbers
 
+    def tell(self, line: str) -> None:
+        """Nothing is left out."""
+
     def compile(self) -> None:
         """Nothing: CMake does."""
 
@@ -117,7 +120,7 @@ def tensor_places(op: Op, case: Case) -> list[int]:
     """Which tensor of a call stands at each address that a kernel takes."""
     abi: Any = op.module("abi")
     seen = examples(case, None)
-    problem = case.known({name: int(values[0]) for name, values in seen.fields.items()})
+    problem = case.at({name: int(values[0]) for name, values in seen.fields.items()})
     views = [
         TensorView(at, shape, tuple(_dense(shape)), problem.dtype, "cpu")
         for at, shape in enumerate(op.shapes(problem))

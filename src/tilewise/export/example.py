@@ -76,7 +76,7 @@ def _candidates(export: OpExport) -> Iterator[tuple[Case, Problem]]:
     for case in export.cases:
         seen = examples(case, export.where)
         for at in range(seen.count):
-            yield case, case.known({name: int(v[at]) for name, v in seen.fields.items()})
+            yield case, case.at({name: int(v[at]) for name, v in seen.fields.items()})
 
 
 def _fields(export: OpExport, case: Case, problem: Problem) -> Iterator[str]:

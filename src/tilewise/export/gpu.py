@@ -17,11 +17,24 @@ from tilewise.engines.gpu.driver import PROMOTIONS, SWIZZLES
 from tilewise.engines.gpu.layout import Passed, laid_out
 from tilewise.engines.gpu.maps import map_box, map_swizzle, type_of
 from tilewise.engines.gpu.objects import GpuObject, over_limit
-from tilewise.errors import BuildError, InputError, TensorError
+from tilewise.errors import BuildError, InputError, KernelError, TensorError
 from tilewise.export.cases import Case
 from tilewise.export.render import Constants, LeafSource, reason, value
 from tilewise.export.rules import OpExport, following
 from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap, Zero
+
+MAX_OBJECTS = 1000
+"""Each takes seconds to compile, and a few dozen kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """How objects are compiled."""
+
+    max_workers: int | None
+    max_objects: int
+    """Of an op; more are refused before anything is compiled."""
+    on_progress: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +101,7 @@ class Launches:
 
     export: OpExport
     objects: Objects
-    max_workers: int | None
-    max_objects: int
-    on_progress: Callable[[str], None]
+    compiling: Compiling
     _sources: dict[str, Any] = field(default_factory=dict)
 
     def __call__(
@@ -101,7 +112,7 @@ class Launches:
         def launched() -> Launch | str:
             try:
                 return settled(module.launch(kernel, case.problem(), arch))
-            except TensorError as error:
+            except (KernelError, TensorError) as error:
                 return str(error)
 
         with following(kernel):
@@ -111,22 +122,25 @@ class Launches:
                 self._sources |= {source_key(source): source for source in leaf.value.sources}
         return tree, lambda leaf, constants: self._leaf(kernel, leaf, constants)
 
+    def tell(self, line: str) -> None:
+        self.compiling.on_progress(line)
+
     def compile(self) -> None:
         """Compiles all that was met, in parallel."""
         count = len(self._sources)
-        if count > self.max_objects:
+        if count > self.compiling.max_objects:
             raise InputError(
                 f"{self.export.op.name} would take {count} compiled objects, more than "
-                f"{self.max_objects}; narrow it with --layout, --where, --filter or --top, or "
-                "raise --max-objects"
+                f"{self.compiling.max_objects}; narrow it with --layout, --where, --filter or "
+                "--top, or raise --max-objects"
             )
         for kernel in self.export.kernels:
             why = get_engine(kernel.engine).why_no_build()
             if why is not None:
                 raise BuildError(f"the {kernel.engine} engine cannot build here: {why}")
-        self.on_progress(f"{self.export.op.name}: compiling {count} objects")
+        self.compiling.on_progress(f"{self.export.op.name}: compiling {count} objects")
         target = self.objects.arch.name
-        compile_ahead(list(self._sources.values()), target, self.max_workers)
+        compile_ahead(list(self._sources.values()), target, self.compiling.max_workers)
 
     def _leaf(self, kernel: Kernel, leaf: Leaf, constants: Constants) -> list[str]:
         if not isinstance(leaf.value, Launch):
@@ -148,6 +162,8 @@ class Launches:
         yield f"made->kernel({constants.whole(place)}, {grid});"
         if step.cluster != (1, 1, 1):
             yield f"made->cluster({', '.join(constants.whole(n) for n in step.cluster)});"
+        if step.overlaps:
+            yield "made->overlaps();"
         for passed in laid_out(step, made, kernel.name):
             yield from _parameter(passed, constants)
 
@@ -166,10 +182,17 @@ def settled(launch: Launch) -> Launch:
                 threads=concrete(step.threads),
                 smem_bytes=concrete(step.smem_bytes),
                 cluster=(x, y, z),
+                overlaps=bool(step.overlaps),
+                arguments=tuple(map(_passed, step.arguments)),
             )
             _check_known(source)
         steps.append(step)
     return replace(launch, steps=tuple(steps))
+
+
+def _passed(one: Any) -> Any:
+    """An argument; a tensor map's swizzle is a mode of the driver."""
+    return replace(one, swizzle=concrete(one.swizzle)) if isinstance(one, TensorMap) else one
 
 
 def _known(one: Any) -> Any:
@@ -215,7 +238,7 @@ def _map(wanted: TensorMap, passed: Passed, constants: Constants) -> Iterator[st
     yield f"  map.tensor = {wanted.tensor}, map.type = {type_of(wanted.dtype)};"
     yield f"  map.rank = {len(wanted.sizes)}, map.swizzle = {swizzle};"
     yield f"  map.promotion = {PROMOTIONS[wanted.promotion]};"
-    if wanted.offset != 0 or isinstance(wanted.offset, Number):
+    if isinstance(wanted.offset, Number) or wanted.offset != 0:
         yield f"  map.offset = {value(wanted.offset, constants)};"
     fills = [("uint64_t", "sizes", wanted.sizes), ("uint64_t", "strides", wanted.strides)]
     fills += [("uint32_t", "steps", wanted.steps or (1,) * len(wanted.sizes))]

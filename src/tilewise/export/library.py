@@ -11,27 +11,29 @@ from tilewise import __version__
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.expressions import Expression
+from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
-from tilewise.core.problem import check_dtypes
+from tilewise.core.problem import Problem, check_dtypes
 from tilewise.core.sizes import TraceError
 from tilewise.core.source import comment
+from tilewise.engines.gpu import bound
 from tilewise.errors import FileError, InputError
 from tilewise.export import cpu, gpu
-from tilewise.export.cases import Case, cases, parse_where
+from tilewise.export.cases import Case, cases, known_names, parse_where
 from tilewise.export.example import example_texts
 from tilewise.export.front import dtype_enum, op_enum, problem_structs, words_of
+from tilewise.export.gpu import Compiling
 from tilewise.export.ranking import Blob
-from tilewise.export.rules import OpExport, op_source
+from tilewise.export.rules import OpExport, op_sources
+from tilewise.export.top import Loss, strongest
 from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
 from tilewise.selection import scorer_source
 from tilewise.selection.models import load_models
-from tilewise.selection.opening import measured_kernels
+from tilewise.selection.opening import measured_kernels, measured_problem
 
 RUNTIME = Path(__file__).parent / "runtime"
-MAX_OBJECTS = 1000
-"""Compiled GPU kernels; each takes seconds to compile, and a few dozen kilobytes."""
+GPU_ENGINE = Path(bound.__file__).parent
 SCORER_FILES = ("bins.hpp", "forest.hpp", "lead.hpp", "order.hpp", "scorer.hpp", "trees.hpp")
 
 
@@ -50,6 +52,11 @@ class Wanted:
     """Which kernels; by default all that the model was trained on."""
     where: str = ""
     """Which sizes; by default all."""
+    problems: tuple[Problem, ...] = ()
+    """What kernels shall win on, and be compiled for where that takes layers; by default, where
+    either is asked for, the problems behind the model."""
+    top: int | None = None
+    """At most so many kernels; by default all, or all that win."""
     model: Model | None = None
 
 
@@ -90,6 +97,39 @@ def prepared(wanted: Wanted) -> OpExport:
         raise InputError("--dtype is missing; name at least one, such as bf16")
     model = find_model(wanted)
     arch = model.figures_for(wanted.arch)
+    words = words_of(op, model)
+    return OpExport(
+        op=op,
+        model=model,
+        arch=arch,
+        kernels=_kernels(wanted, model, arch),
+        cases=_cases(wanted, words),
+        where=parse_where(wanted.where, op),
+        words=words,
+    )
+
+
+def narrowed(export: OpExport, wanted: Wanted) -> tuple[OpExport, Loss | None]:
+    """The export for given problems, where such are asked for or needed, and what that costs."""
+    is_asked = bool(wanted.problems) or wanted.top is not None
+    if not is_asked and not known_names(export.op, export.arch):
+        return export, None
+    problems = wanted.problems or _measured(export.model, wanted.dtypes)
+    if not problems:
+        raise InputError(
+            f"{export.model.name} names no problems that it was measured on; give --problems"
+        )
+    return strongest(export, problems, wanted.top)
+
+
+def _measured(model: Model, dtypes: Sequence[str]) -> tuple[Problem, ...]:
+    """The problems behind a model."""
+    found = [measured_problem(model, at) for at in range(len(model.measured.problems))]
+    return tuple(problem for problem in found if problem.dtype in dtypes)
+
+
+def _kernels(wanted: Wanted, model: Model, arch: Arch) -> tuple[Kernel, ...]:
+    op = get_op(wanted.op)
     pool = [k for k in measured_kernels(model) if k.engine != "vendor"]
     pool = [k for k in pool if getattr(k, "dtype", wanted.dtypes[0]) in wanted.dtypes]
     pool = [k for k in pool if op.why_unusable(k, None, arch) is None]
@@ -98,20 +138,7 @@ def prepared(wanted: Wanted) -> OpExport:
         raise InputError(
             f"none of {len(pool)} kernels of {wanted.op} on {arch.label} is left; loosen --filter"
         )
-    words = words_of(op, model)
-    return OpExport(
-        op=op,
-        model=model,
-        arch=arch,
-        kernels=tuple(kept),
-        cases=_cases(wanted, words),
-        where=_where(wanted),
-        words=words,
-    )
-
-
-def _where(wanted: Wanted) -> Expression | None:
-    return parse_where(wanted.where, get_op(wanted.op))
+    return tuple(kept)
 
 
 def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple[Case, ...]:
@@ -146,7 +173,7 @@ def write_library(
     exports: Sequence[OpExport],
     *,
     max_workers: int | None = None,
-    max_objects: int = MAX_OBJECTS,
+    max_objects: int = gpu.MAX_OBJECTS,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Written:
     """The library as a new folder; whatever goes wrong, nothing is left behind."""
@@ -154,7 +181,8 @@ def write_library(
     if place.exists():
         raise FileError(f"{out} exists already; name a new folder")
     written = Written()
-    files = _files(exports, written, max_workers, max_objects, on_progress)
+    compiling = gpu.Compiling(max_workers, max_objects, on_progress)
+    files = _files(exports, written, compiling)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
@@ -172,70 +200,75 @@ def write_library(
     return written
 
 
-def _files(
-    exports: Sequence[OpExport],
-    written: Written,
-    max_workers: int | None,
-    max_objects: int,
-    on_progress: Callable[[str], None],
-) -> dict[str, bytes]:
-    facts = facts_line(exports)
+@dataclass(slots=True)
+class Parts:
+    """What a library is made of: files, and what the templates have filled in."""
+
+    facts: str
+    texts: dict[str, str] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    filled: dict[str, str] = field(default_factory=dict)
+
+    def take(self, *names: str, into: str = "", out_of: Path = RUNTIME) -> None:
+        """Files as they are."""
+        self.texts |= {f"{into}{name}": (out_of / name).read_text() for name in names}
+
+
+def _files(exports: Sequence[OpExport], written: Written, compiling: Compiling) -> dict[str, bytes]:
+    """Every file by its path, templates filled in."""
+    parts = Parts(facts_line(exports))
     is_gpu = exports[0].arch.kind == "gpu"
     objects = gpu.Objects(exports[0].arch)
-    texts: dict[str, str] = {}
-    blobs: dict[str, bytes] = {}
     for export in exports:
         written.kernels[export.op.name] = len(export.kernels)
-        on_progress(
+        compiling.on_progress(
             f"{export.op.name}: following rules and launches of {len(export.kernels)} kernels"
         )
         blob = Blob(bytearray())
-        launches = (
-            gpu.Launches(export, objects, max_workers, max_objects, on_progress)
-            if is_gpu
-            else cpu.Launches()
-        )
+        launches = gpu.Launches(export, objects, compiling) if is_gpu else cpu.Launches()
         try:
-            texts[f"src/{export.name}.cpp"] = op_source(export, launches, blob, facts)
+            parts.texts |= op_sources(export, launches, blob, parts.facts)
         except TraceError as error:
             raise InputError(f"{export.op.name} cannot be exported: {error}") from error
-        blobs[f"data/{export.name}.bin"] = bytes(blob.data)
+        parts.blobs[f"data/{export.name}.bin"] = bytes(blob.data)
     if is_gpu:
-        blobs |= objects.files()
-        texts |= dict(gpu.files(objects, facts))
+        parts.blobs |= objects.files()
+        parts.texts |= dict(gpu.files(objects, parts.facts))
+        parts.take("launching.hpp", into="src/", out_of=GPU_ENGINE)
         written.objects, written.object_bytes = objects.count, objects.total_bytes
-        kernels, sources = "", objects.sources
     else:
-        texts |= dict(cpu.files(exports, facts))
-        kernels, sources = cpu.cmake(exports), []
-    backend = "gpu" if is_gpu else "cpu"
-    for name in ("tilewise.cpp", "internal.hpp", f"{backend}.cpp"):
-        texts[f"src/{name}"] = (RUNTIME / name).read_text()
-    for name in SCORER_FILES:
-        texts[f"src/scorer/{name}"] = (scorer_source.INCLUDE / name).read_text()
-    for name in ("tilewise.h", "tilewise.hpp"):
-        texts[f"include/{name}"] = (RUNTIME / name).read_text()
-    texts["CMakeLists.txt"] = (RUNTIME / "CMakeLists.txt").read_text()
-    texts["example/example.cpp"] = (RUNTIME / "example.cpp").read_text()
-    texts["example/memory.hpp"] = (RUNTIME / f"memory_{backend}.hpp").read_text()
-    texts["src/registry.cpp"] = _registry(exports, facts)
-    texts["src/data.S"] = _data(blobs, sources, facts)
-    filled = {
-        "FACTS": comment(facts),
+        parts.texts |= dict(cpu.files(exports, parts.facts))
+    parts.filled["KERNELS"] = "" if is_gpu else cpu.cmake(exports)
+    _runtime(parts, exports, objects.sources)
+    for path, text in parts.texts.items():
+        for key, value in parts.filled.items():
+            text = text.replace(f"@{key}@", value)
+        parts.blobs[path] = text.encode()
+    return parts.blobs
+
+
+def _runtime(parts: Parts, exports: Sequence[OpExport], objects: Sequence[str]) -> None:
+    """What all libraries have alike."""
+    backend = "gpu" if exports[0].arch.kind == "gpu" else "cpu"
+    parts.take("tilewise.cpp", "internal.hpp", f"{backend}.cpp", into="src/")
+    parts.take(*SCORER_FILES, into="src/scorer/", out_of=scorer_source.INCLUDE)
+    parts.take("tilewise.h", "tilewise.hpp", into="include/")
+    parts.take("CMakeLists.txt")
+    parts.take("example.cpp", into="example/")
+    parts.texts["example/memory.hpp"] = (RUNTIME / f"memory_{backend}.hpp").read_text()
+    parts.texts["src/registry.cpp"] = _registry(exports, parts.facts)
+    parts.texts["src/data.S"] = _data(parts.blobs, objects, parts.facts)
+    parts.filled |= {
+        "FACTS": comment(parts.facts),
         "OP_ENUM": op_enum(exports),
         "DTYPES": dtype_enum(),
         "PROBLEMS": problem_structs(exports),
         "BACKEND": backend,
-        "OP_SOURCES": " ".join(f"src/{export.name}.cpp" for export in exports),
-        "DATA_FILES": ";".join(f"${{CMAKE_CURRENT_SOURCE_DIR}}/{path}" for path in blobs),
-        "KERNELS": kernels,
+        "RANKINGS": " ".join(f"src/{export.name}.cpp" for export in exports),
+        "RULES": " ".join(f"src/{export.name}_rules.cpp" for export in exports),
+        "DATA_FILES": ";".join(f"${{CMAKE_CURRENT_SOURCE_DIR}}/{path}" for path in parts.blobs),
         **example_texts(exports[0]),
     }
-    for path, text in texts.items():
-        for key, value in filled.items():
-            text = text.replace(f"@{key}@", value)
-        blobs[path] = text.encode()
-    return blobs
 
 
 def _registry(exports: Sequence[OpExport], facts: str) -> str:

@@ -225,7 +225,8 @@ class Functions:
         name = self.prefix
         named = [(f"{name}_leaf_{at}", text) for text, at in self._leaves.items()]
         named += [(f"{name}_{at}", text) for text, at in self._bodies.items()]
-        unused = "  (void)p, (void)c, (void)f, (void)why;\n"
+        names = [parameter.split()[-1].lstrip("*") for parameter in self.parameters.split(",")]
+        unused = f"  {', '.join(f'(void){one}' for one in names)};\n"
         parts = [f"bool {own}({self.parameters}) {{\n{unused}{text}}}\n" for own, text in named]
         listed = ", ".join(f"{name}_{at}" for at in range(len(self._bodies)))
         parts.append(f"constexpr decltype(&{name}_0) {name}_functions[] = {{{listed}}};\n")

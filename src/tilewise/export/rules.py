@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +17,8 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.source import comment, identifier
 from tilewise.core.trace import Examples, Leaf, Tree, trace
-from tilewise.errors import InputError, TilewiseError
-from tilewise.export.cases import Case, examples, size_fields, word_fields
+from tilewise.errors import InputError, ProblemError, TilewiseError
+from tilewise.export.cases import Case, Sizes, examples, known_names, size_fields, word_fields
 from tilewise.export.ranking import Blob, ranking_source, word_codes
 from tilewise.export.render import (
     Functions,
@@ -34,6 +34,7 @@ from tilewise.ops.contract import Op
 
 RULE = "const int64_t *p, const int64_t *c, const double *f, Text *why"
 LAUNCH = f"{RULE}, Launch *made"
+RANKING = "const int64_t *p, const int32_t *w, int32_t *order, double *us"
 _INCLUDES = (
     *("<immintrin.h>", "<algorithm>", "<cmath>", "<cstdint>", "<cstring>", "<numeric>"),
     '"internal.hpp"',
@@ -52,10 +53,19 @@ class OpExport:
     where: Expression | None
     words: Mapping[str, Sequence[str]]
     """Text field -> every word, in the order of the front's numbers."""
+    layers: tuple[Sizes, ...] | None = None
+    """Sizes of the layers that are served, where kernels are compiled for such; each case has some
+    of their sizes, then."""
+    serving: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Kernel -> the layers that it is compiled for; those that are not named serve all."""
 
     @property
     def name(self) -> str:
         return identifier(self.op.name)
+
+    def layers_of(self, kernel: Kernel) -> frozenset[int]:
+        """Which layers a kernel is compiled for."""
+        return self.serving.get(kernel.name, frozenset(range(len(self.layers or ()))))
 
 
 def usable_examples(seen: Examples, rule: Tree | None) -> Examples:
@@ -77,8 +87,34 @@ def usable_examples(seen: Examples, rule: Tree | None) -> Examples:
 
 def _rule(export: OpExport, kernel: Kernel, case: Case) -> Tree | None:
     """Why a kernel cannot serve, over all sizes."""
+
+    def why() -> str | None:
+        try:
+            return export.op.why_unusable(kernel, case.problem(), export.arch)
+        except ProblemError as error:  # where another rule has answered, which a path cannot know
+            return str(error)
+
     with following(kernel):
-        return trace(lambda: export.op.why_unusable(kernel, case.problem(), export.arch))
+        return trace(why)
+
+
+def _followed(
+    export: OpExport, launches: Launches, kernel: Kernel, case: Case, seen: Examples
+) -> tuple[Tree | None, tuple[Tree | None, LeafSource]]:
+    """The rule and the launches of a kernel on problems of a case.
+
+    Where a library is for layers, a kernel that cannot be followed for some answers so for them.
+    """
+    if not seen.count:
+        return None, (None, reason)
+    try:
+        rule = _rule(export, kernel, case)
+        return rule, launches(kernel, case, usable_examples(seen, rule))
+    except InputError as error:
+        if export.layers is None:
+            raise
+        launches.tell(str(error))
+        return Leaf(str(error)), (None, reason)
 
 
 @contextmanager
@@ -99,12 +135,15 @@ class Launches(Protocol):
     ) -> tuple[Tree | None, LeafSource]:
         """Launches of a kernel on problems of a case, as a tree, and what its leaves become."""
 
+    def tell(self, line: str) -> None:
+        """Says what is left out."""
+
     def compile(self) -> None:
         """Called once all kernels were asked about, before leaves are written."""
 
 
-def op_source(export: OpExport, launches: Launches, blob: Blob, facts: str) -> str:
-    """The whole generated file of an op."""
+def op_sources(export: OpExport, launches: Launches, blob: Blob, facts: str) -> dict[str, str]:
+    """The generated files of an op: its ranking, and its rules and launches."""
     texts = Texts()
     possible = Functions("possible", RULE, texts)
     usable = Functions("usable", RULE, texts)
@@ -112,27 +151,32 @@ def op_source(export: OpExport, launches: Launches, blob: Blob, facts: str) -> s
     possible_rows = [possible.add(case.why_impossible(), reason) for case in export.cases]
     usable_rows: list[Row] = []
     followed: list[tuple[Tree | None, LeafSource]] = []
-    seen = [examples(case, export.where) for case in export.cases]
-    _check_seen(export, seen)
-    for kernel in export.kernels:
-        for case, some in zip(export.cases, seen, strict=True):
-            rule = _rule(export, kernel, case)
-            usable_rows.append(usable.add(rule, reason))
-            followed.append(launches(kernel, case, usable_examples(some, rule)))
+    for kernel, case, seen in _seen(export):
+        rule, launch = _followed(export, launches, kernel, case, seen)
+        usable_rows.append(usable.add(rule, reason))
+        followed.append(launch)
     launches.compile()
     launch_rows = [launched.add(tree, leaf) for tree, leaf in followed]
-    parts = [
-        f"// {comment(facts)}\n// The op {export.name}: ranking, rules and launches of "
-        f"{len(export.kernels)} kernels.\n",
-        *(f"#include {name}" for name in _INCLUDES),
-        f'\nextern "C" const unsigned char tilewise_data_{export.name}[];\n',
+    name, described = export.name, f"of {len(export.kernels)} kernels of {export.op.name}"
+    ranking = [
+        _head(facts, f"Ranking {described}."),
+        f'extern "C" const unsigned char tilewise_data_{name}[];\n',
         "namespace tilewise::detail {\nnamespace {\n",
         _numbering(export),
-        *(word_codes(export.model, name, words) for name, words in export.words.items()),
-        _AT % export.name,
+        *(word_codes(export.model, field, words) for field, words in export.words.items()),
+        _AT % name,
         "#define TW_API [[maybe_unused]] static\n",
         ranking_source(export.model, export.kernels, export.arch, blob),
-        "// " + "-" * 70 + " rules and launches\n",
+        "}  // namespace\n",
+        f"void rank_{name}({RANKING}) {{ rank_problem(p, w, order, us); }}\n",
+        _wanted(export),
+        "}  // namespace tilewise::detail\n",
+    ]
+    rules = [
+        _head(facts, f"Rules and launches {described}."),
+        f"namespace tilewise::detail {{\nvoid rank_{name}({RANKING});\n"
+        f"bool is_wanted_{name}(const int64_t *p);\n\nnamespace {{\n",
+        _numbering(export),
         _texts(texts) if texts.places else "",
         possible.source(),
         usable.source(),
@@ -146,24 +190,51 @@ def op_source(export: OpExport, launches: Launches, blob: Blob, facts: str) -> s
         "}  // namespace tilewise::detail\n",
     ]
     # Texts are numbered while rules are followed, so they are known last.
-    return "\n".join(part for part in parts if part)
+    return {
+        f"src/{name}.cpp": "\n".join(part for part in ranking if part),
+        f"src/{name}_rules.cpp": "\n".join(part for part in rules if part),
+    }
+
+
+def _head(facts: str, what: str) -> str:
+    included = "".join(f"#include {name}\n" for name in _INCLUDES)
+    return f"// {comment(facts)}\n// {what}\n{included}"
 
 
 def _op_struct(export: OpExport) -> str:
     counts = (len(size_fields(export.op)), len(word_fields(export.op)))
     listed = ", ".join(map(str, (*counts, len(export.op.operands) + 1, len(export.kernels))))
+    names = known_names(export.op, export.arch)
+    known = f" with these {', '.join(names)}" if names else ""
+    said = text_literal(f"the library was not exported for this dtype, out_dtype or layout{known}")
     return (
         f'extern const Op {export.name}_op = {{\n    "{export.name}", {listed}, kernel_names,\n'
-        "    word_counts, case_of, is_possible, is_usable, rank_problem, launched};\n"
+        f"    {said},\n"
+        f"    word_counts, case_of, is_possible, is_usable, rank_{export.name}, launched}};\n"
     )
 
 
-def _check_seen(export: OpExport, seen: Sequence[Examples]) -> None:
-    for case, some in zip(export.cases, seen, strict=True):
+def _seen(export: OpExport) -> Iterator[tuple[Kernel, Case, Examples]]:
+    """Every kernel with every case, and problems of both."""
+    known: dict[frozenset[int], list[Examples]] = {}
+    everything = _examples(export, frozenset(range(len(export.layers or ()))))
+    for case, some in zip(export.cases, everything, strict=True):
         if not some.count:
             raise InputError(
                 f"no problem of {case.op.name} ({' '.join(case.words.values())}) is left by --where"
             )
+    for kernel in export.kernels:
+        served = export.layers_of(kernel)
+        if served not in known:
+            known[served] = _examples(export, served)
+        for case, some in zip(export.cases, known[served], strict=True):
+            yield kernel, case, some
+
+
+def _examples(export: OpExport, served: frozenset[int]) -> list[Examples]:
+    """Of each case, problems of these layers; of all drawn ones where there are no layers."""
+    layers = export.layers and [export.layers[at] for at in sorted(served)]
+    return [examples(case, export.where, layers) for case in export.cases]
 
 
 def _numbering(export: OpExport) -> str:
@@ -232,17 +303,32 @@ def _case_of(export: OpExport) -> str:
             f"w[word_{name}] == {list(export.words[name]).index(case.words[name])}"
             for name in word_fields(export.op)
         ]
+        tests += [f"p[{name}_] == {size}" for name, size in case.known.items()]
         said = " ".join(case.words[name] for name in word_fields(export.op))
         lines.append(f"  if ({' && '.join(tests) or 'true'}) return {at};  // {said}\n")
-    return f"int32_t case_of(const int32_t *w) {{\n  (void)w;\n{''.join(lines)}  return -1;\n}}\n"
+    return (
+        "int32_t case_of(const int32_t *w, const int64_t *p) {\n  (void)w, (void)p;\n"
+        f"{''.join(lines)}  return -1;\n}}\n"
+    )
 
 
 def _where(export: OpExport) -> str:
+    """The question of whether a problem is one that the library was exported for."""
+    if export.where is None:
+        return ""
+    said = text_literal(f"the library was exported for problems with {export.where.source}")
+    return (
+        f"  if (!is_wanted_{export.name}(p)) {{\n"
+        f"    if (why) why->put({said});\n    return false;\n  }}\n"
+    )
+
+
+def _wanted(export: OpExport) -> str:
+    """The answer, beside the scorer, whose arithmetic it uses."""
     if export.where is None:
         return ""
     names = {name: f"(double)p[{name}_]" for name in size_fields(export.op)}
-    said = text_literal(f"the library was exported for problems with {export.where.source}")
     return (
-        f"  if (!({to_c(export.where, names, {})} != 0.0)) {{\n"
-        f"    if (why) why->put({said});\n    return false;\n  }}\n"
+        f"bool is_wanted_{export.name}(const int64_t *p) {{\n"
+        f"  return {to_c(export.where, names, {})} != 0.0;\n}}\n"
     )

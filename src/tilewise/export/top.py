@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
+from tilewise.export.cases import Case, known_names, of_layers, size_fields
 from tilewise.export.rules import OpExport
 from tilewise.selection.selector import Selector
 
@@ -30,8 +31,13 @@ class Loss:
     """Problems that no kept kernel can serve."""
 
 
-def strongest(export: OpExport, problems: Sequence[Problem], count: int) -> tuple[OpExport, Loss]:
-    """The export with at most `count` kernels, each of which wins somewhere."""
+def strongest(
+    export: OpExport, problems: Sequence[Problem], count: int | None = None
+) -> tuple[OpExport, Loss]:
+    """The export with kernels that win somewhere, at most `count` of them.
+
+    Where kernels are compiled for layers, each is for those that it wins among the kept ones.
+    """
     served = [p for p in problems if _is_served(export, p)]
     if not served:
         raise InputError(
@@ -40,7 +46,7 @@ def strongest(export: OpExport, problems: Sequence[Problem], count: int) -> tupl
         )
     efficiency = _efficiencies(export, served)
     winners = np.unique(efficiency.argmax(axis=1))
-    kept = _greedy(efficiency[:, winners], count)
+    kept = _greedy(efficiency[:, winners], count or len(winners))
     chosen = sorted(int(winners[at]) for at in kept)
     reached = efficiency[:, chosen].max(axis=1)
     loss = Loss(
@@ -52,15 +58,53 @@ def strongest(export: OpExport, problems: Sequence[Problem], count: int) -> tupl
         unserved=int((reached == 0).sum()),
     )
     kernels: tuple[Kernel, ...] = tuple(export.kernels[at] for at in chosen)
-    return replace(export, kernels=kernels), loss
+    best = efficiency[:, chosen].argmax(axis=1)
+    won = {
+        (kernels[at].name, problem)
+        for at, problem, us in zip(best, served, reached, strict=True)
+        if us > 0
+    }
+    made = for_layers(
+        replace(export, kernels=kernels), served, lambda kernel, p: (kernel.name, p) in won
+    )
+    return made, loss
+
+
+def for_layers(
+    export: OpExport, problems: Sequence[Problem], serves: Callable[[Kernel, Problem], bool]
+) -> OpExport:
+    """The export for the layers of these problems, where kernels have to be compiled for such."""
+    names = known_names(export.op, export.arch)
+    if not names:
+        return export
+    cases: list[Case] = []
+    for case in export.cases:
+        own = [_sizes(export, problem) for problem in problems if _has_words(case, problem)]
+        cases += of_layers(case, names, own)
+    layers: dict[tuple[tuple[str, int], ...], int] = {}
+    places = [layers.setdefault(tuple(_sizes(export, p).items()), len(layers)) for p in problems]
+    serving = {
+        kernel.name: frozenset(
+            at for at, problem in zip(places, problems, strict=True) if serves(kernel, problem)
+        )
+        for kernel in export.kernels
+    }
+    return replace(export, layers=tuple(map(dict, layers)), cases=tuple(cases), serving=serving)
+
+
+def _sizes(export: OpExport, problem: Problem) -> dict[str, int]:
+    return {name: getattr(problem, name) for name in size_fields(export.op)}
+
+
+def _has_words(case: Case, problem: Problem) -> bool:
+    return all(getattr(problem, name) == word for name, word in case.words.items())
 
 
 def _is_served(export: OpExport, problem: Problem) -> bool:
     """Whether the problem is of an exported case, and some kernel can serve it."""
     if problem.op != export.op.name or problem.is_empty:
         return False
-    words = [all(getattr(problem, n) == w for n, w in c.words.items()) for c in export.cases]
-    if not any(words):
+    if not any(_has_words(case, problem) for case in export.cases):
         return False
     if export.where is not None:
         values = {name: getattr(problem, name) for name in export.where.fields}

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "launching.hpp"
+
 extern "C" {
 struct PyObject;
 using FastCall = PyObject *(*)(PyObject *, PyObject *const *, intptr_t);
@@ -34,21 +36,6 @@ constexpr uint32_t kMapBytes = 128;
 
 enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
 
-// CUDA's launch configuration and its attributes, as the driver reads them.
-struct Attribute {
-  int32_t id, padding;
-  uint32_t cluster[3];  // or whether kernels overlap
-  uint8_t rest[52];
-};
-static_assert(sizeof(Attribute) == 72, "an id, padding, and a union of 64 bytes");
-struct Configuration {
-  uint32_t grid[3], block[3], smem_bytes;
-  void *stream;
-  Attribute *attributes;
-  uint32_t count;
-};
-constexpr int kClusterDimension = 4, kOverlapping = 6;
-
 struct Driver {
   uint64_t is_cuda;
   void *launch, *clear, *current_context, *use_context;
@@ -63,7 +50,8 @@ struct Parameter {
 struct Step {
   void *function;
   uint64_t size;
-  uint32_t grid[3], cluster[3], threads, smem_bytes, overlaps, unused;
+  launching::Shape shape;
+  uint32_t unused;
   uint64_t count;
   Parameter parameters[1];
 };
@@ -75,38 +63,6 @@ struct Plan {
   uint64_t steps;
 };
 
-int launch_cuda(const Driver *driver, const Step *step, void *stream, void **parameters) {
-  using Launch = int (*)(const Configuration *, void *, void **, void **);
-  Attribute attributes[2]{};
-  Configuration made{};
-  if (step->cluster[0] * step->cluster[1] * step->cluster[2] > 1) {
-    Attribute &cluster = attributes[made.count++];
-    cluster.id = kClusterDimension;
-    memcpy(cluster.cluster, step->cluster, sizeof step->cluster);
-  }
-  if (step->overlaps) {
-    Attribute &overlapping = attributes[made.count++];
-    overlapping.id = kOverlapping;
-    overlapping.cluster[0] = 1;
-  }
-  memcpy(made.grid, step->grid, sizeof step->grid);
-  made.block[0] = step->threads;
-  made.block[1] = made.block[2] = 1;
-  made.smem_bytes = step->smem_bytes;
-  made.stream = stream;
-  made.attributes = made.count ? attributes : nullptr;
-  return reinterpret_cast<Launch>(driver->launch)(&made, step->function, parameters, nullptr);
-}
-
-int launch_hip(const Driver *driver, const Step *step, void *stream, void **parameters) {
-  using Launch = int (*)(void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
-                         uint32_t, void *, void **, void **);
-  const uint32_t *grid = step->grid;
-  return reinterpret_cast<Launch>(driver->launch)(step->function, grid[0], grid[1], grid[2],
-                                                  step->threads, 1, 1, step->smem_bytes, stream,
-                                                  parameters, nullptr);
-}
-
 // A thread that has not used the GPU yet has no context of NVIDIA's.
 int enter(const Plan *plan) {
   if (!plan->driver->is_cuda) return 0;
@@ -116,15 +72,21 @@ int enter(const Plan *plan) {
   return reinterpret_cast<int (*)(void *)>(plan->driver->use_context)(plan->context);
 }
 
+int perform(const Driver *driver, const Step *step, void *stream, void **parameters) {
+  if (!step->function)
+    return reinterpret_cast<int (*)(void *, int, size_t, void *)>(driver->clear)(
+        *static_cast<void **>(parameters[0]), 0, step->size, stream);
+  void *launch = driver->launch;
+  return driver->is_cuda ? launching::on_cuda(reinterpret_cast<launching::CudaLaunch>(launch), step->shape,
+                                              step->function, stream, parameters)
+                         : launching::on_hip(reinterpret_cast<launching::HipLaunch>(launch), step->shape,
+                                             step->function, stream, parameters);
+}
+
 int run(const Plan *plan, const Step *step, void *stream, void **parameters) {
   void *thread = PyEval_SaveThread();  // a full queue blocks, and others may go on meanwhile
   int failed = enter(plan);
-  if (!failed && step->function)
-    failed = (plan->driver->is_cuda ? launch_cuda : launch_hip)(plan->driver, step, stream,
-                                                                parameters);
-  else if (!failed)
-    failed = reinterpret_cast<int (*)(void *, int, size_t, void *)>(plan->driver->clear)(
-        *static_cast<void **>(parameters[0]), 0, step->size, stream);
+  if (!failed) failed = perform(plan->driver, step, stream, parameters);
   PyEval_RestoreThread(thread);
   return failed;
 }

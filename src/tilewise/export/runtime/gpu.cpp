@@ -7,6 +7,7 @@
 
 #include "gpu_objects.hpp"
 #include "internal.hpp"
+#include "launching.hpp"
 
 namespace tilewise::detail {
 
@@ -17,20 +18,6 @@ namespace {
 constexpr uint32_t kMostParameters = 256, kMostMaps = 16;
 constexpr size_t kMapBytes = 128, kRememberedMaps = 64;
 
-// CUDA's launch configuration and its attributes, as the driver reads them.
-struct Attribute {
-  int32_t id, padding;
-  uint32_t cluster[3];
-  uint8_t rest[52];
-};
-static_assert(sizeof(Attribute) == 72, "an id, padding, and a union of 64 bytes");
-struct Configuration {
-  uint32_t grid[3], block[3], smem_bytes;
-  void *stream;
-  Attribute *attributes;
-  uint32_t count;
-};
-constexpr int32_t kClusterDimension = 4;
 constexpr int kMajorAttribute = 75, kMinorAttribute = 76, kUnitsAttribute = 16;
 constexpr int kSharedSizeAttribute = 8, kClusterSizeAttribute = 14;
 constexpr int kPortableCluster = 8;
@@ -48,16 +35,18 @@ struct Driver {
   int (*function_set)(void *, int, int);
   int (*error_text)(int, const char **);
   int (*clear)(void *, unsigned char, size_t, void *);
-  int (*launch)(const Configuration *, void *, void **, void **);
+  int (*push)(void *);
+  int (*pop)(void **);
+  launching::CudaLaunch launch;
   int (*map_tiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
                    const uint32_t *, int, int, int, int);
   int (*map_im2col)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const int *, const int *,
                     uint32_t, uint32_t, const uint32_t *, int, int, int, int);
+  int (*hip_get_device)(int *);
   int (*hip_set_device)(int);
   const char *(*hip_error_text)(int);
   int (*hip_clear)(void *, int, size_t, void *);
-  int (*hip_launch)(void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void **,
-                    void **);
+  launching::HipLaunch hip_launch;
 };
 
 template <class Function>
@@ -70,7 +59,8 @@ bool find_cuda(void *library, Driver &d) {
   return find(library, "cuInit", d.init) && find(library, "cuDeviceGet", d.device_get) &&
          find(library, "cuDeviceGetAttribute", d.device_attribute) &&
          find(library, "cuDevicePrimaryCtxRetain", d.retain) && find(library, "cuCtxGetCurrent", d.current) &&
-         find(library, "cuCtxSetCurrent", d.use) && find(library, "cuModuleLoadData", d.module_load) &&
+         find(library, "cuCtxSetCurrent", d.use) && find(library, "cuCtxPushCurrent_v2", d.push) &&
+         find(library, "cuCtxPopCurrent_v2", d.pop) && find(library, "cuModuleLoadData", d.module_load) &&
          find(library, "cuModuleGetFunction", d.module_function) &&
          find(library, "cuFuncSetAttribute", d.function_set) && find(library, "cuGetErrorString", d.error_text) &&
          find(library, "cuMemsetD8Async", d.clear) && find(library, "cuLaunchKernelEx", d.launch) &&
@@ -81,7 +71,8 @@ bool find_cuda(void *library, Driver &d) {
 bool find_hip(void *library, Driver &d) {
   return find(library, "hipModuleLoadData", d.module_load) &&
          find(library, "hipModuleGetFunction", d.module_function) &&
-         find(library, "hipSetDevice", d.hip_set_device) && find(library, "hipGetErrorString", d.hip_error_text) &&
+         find(library, "hipGetDevice", d.hip_get_device) && find(library, "hipSetDevice", d.hip_set_device) &&
+         find(library, "hipGetErrorString", d.hip_error_text) &&
          find(library, "hipMemsetAsync", d.hip_clear) && find(library, "hipModuleLaunchKernel", d.hip_launch);
 }
 
@@ -104,13 +95,36 @@ struct Backend {
     if (text) text->put(what), text->put(": "), text->put(why(code));
     return TILEWISE_FAILED;
   }
-  // A thread that has not used the GPU yet has no context of NVIDIA's.
-  int enter() const {
-    if (!kIsCuda) return 0;
+};
+
+// While it lives, the thread's GPU is the backend's. A thread that has used none keeps it.
+class Entered {
+ public:
+  explicit Entered(const Backend &backend) : driver_(backend.driver) {
+    if (!kIsCuda) {
+      code_ = driver_.hip_get_device(&before_);
+      if (!code_ && before_ != backend.device) code_ = driver_.hip_set_device(backend.device), is_other_ = !code_;
+      return;
+    }
     void *now = nullptr;
-    const int code = driver.current(&now);
-    return code || now ? code : driver.use(context);
+    code_ = driver_.current(&now);
+    if (code_ || now == backend.context) return;
+    code_ = now ? driver_.push(backend.context) : driver_.use(backend.context);
+    is_other_ = now && !code_;
   }
+  ~Entered() {
+    void *ours = nullptr;
+    if (is_other_ && kIsCuda) driver_.pop(&ours);
+    if (is_other_ && !kIsCuda) driver_.hip_set_device(before_);
+  }
+  Entered(const Entered &) = delete;
+  Entered &operator=(const Entered &) = delete;
+  int code() const { return code_; }
+
+ private:
+  const Driver &driver_;
+  int code_ = 0, before_ = 0;
+  bool is_other_ = false;
 };
 
 // A launch whose objects are loaded. Tensor maps depend on addresses: recent ones are kept.
@@ -118,6 +132,7 @@ struct Ready {
   std::shared_ptr<Backend> backend;
   Launch launch;
   std::vector<void *> functions;
+  std::vector<launching::Shape> shapes;
   struct Encoded {
     const void *address = nullptr;
     alignas(64) unsigned char bytes[kMapBytes];
@@ -136,7 +151,7 @@ bool refuse(Text *why, const char *text) {
 
 bool check_device(Backend &made, Text *why) {
   if (!kIsCuda) {
-    const int code = made.driver.hip_set_device(made.device);
+    const int code = Entered(made).code();
     return !code || (made.failed(why, "there is no such device", code), false);
   }
   int code = made.driver.init(0), device = 0, major = 0, minor = 0, units = 0;
@@ -175,7 +190,8 @@ void *function_of(Backend &backend, int32_t object, Text *why) {
   const GpuObject &of = gpu_objects[object];
   const Driver &d = backend.driver;
   void *module = nullptr, *function = nullptr;
-  int code = backend.enter();
+  const Entered entered(backend);
+  int code = entered.code();
   if (!code) code = d.module_load(&module, of.image);
   if (!code) code = d.module_function(&function, module, of.function);
   constexpr uint32_t kUsual = 48 << 10;  // what needs no asking for
@@ -227,19 +243,20 @@ int clear(const Driver &d, void *at, int64_t bytes, void *stream) {
   return d.clear(at, 0, static_cast<size_t>(bytes), stream);
 }
 
-int launch_one(const Driver &d, const Step &step, void *function, void *stream, void **parameters) {
+int launch_one(const Driver &d, const launching::Shape &shape, void *function, void *stream, void **parameters) {
+  return kIsCuda ? launching::on_cuda(d.launch, shape, function, stream, parameters)
+                 : launching::on_hip(d.hip_launch, shape, function, stream, parameters);
+}
+
+launching::Shape shape_of(const Step &step) {
   const GpuObject &of = gpu_objects[step.object];
-  const uint32_t *grid = step.grid;
-  if (!kIsCuda)
-    return d.hip_launch(function, grid[0], grid[1], grid[2], of.threads, 1, 1, of.smem_bytes, stream, parameters,
-                        nullptr);
-  Attribute cluster{};
-  cluster.id = kClusterDimension;
-  std::memcpy(cluster.cluster, step.cluster, sizeof step.cluster);
-  const bool is_cluster = of.cluster_size > 1;
-  const Configuration made{{grid[0], grid[1], grid[2]}, {of.threads, 1, 1},          of.smem_bytes, stream,
-                           is_cluster ? &cluster : nullptr, is_cluster ? 1u : 0u};
-  return d.launch(&made, function, parameters, nullptr);
+  launching::Shape made{};
+  std::memcpy(made.grid, step.grid, sizeof made.grid);
+  std::memcpy(made.cluster, step.cluster, sizeof made.cluster);
+  made.threads = of.threads;
+  made.smem_bytes = of.smem_bytes;
+  made.overlaps = step.overlaps;
+  return made;
 }
 
 }  // namespace
@@ -273,6 +290,7 @@ std::shared_ptr<Ready> make_ready(const std::shared_ptr<Backend> &backend, int32
     void *function = step.object < 0 ? nullptr : function_of(*backend, step.object, why);
     if (step.object >= 0 && !function) return nullptr;
     made->functions.push_back(function);
+    made->shapes.push_back(step.object < 0 ? launching::Shape{} : shape_of(step));
   }
   made->maps.resize(launch.maps.size());
   made->oldest.resize(launch.maps.size());
@@ -284,7 +302,8 @@ tilewise_status run(const Ready &ready, const void *const *tensors, void *worksp
                     Text *why) {
   const Backend &backend = *ready.backend;
   const Launch &launch = ready.launch;
-  int code = backend.enter();
+  const Entered entered(backend);
+  int code = entered.code();
   if (code) return backend.failed(why, "the device cannot be used", code);
   alignas(64) unsigned char maps[kMostMaps][kMapBytes];
   if (!launch.maps.empty() && (code = map_all(ready, tensors, maps)))
@@ -308,7 +327,7 @@ tilewise_status run(const Ready &ready, const void *const *tensors, void *worksp
       }
     }
     code = step.object >= 0
-               ? launch_one(backend.driver, step, ready.functions[nth], stream, parameters)
+               ? launch_one(backend.driver, ready.shapes[nth], ready.functions[nth], stream, parameters)
                : clear(backend.driver, reinterpret_cast<void *>(static_cast<uintptr_t>(values[0])), step.clear_bytes,
                        stream);
     if (code) return backend.failed(why, "a kernel cannot be launched", code);

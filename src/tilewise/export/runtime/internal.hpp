@@ -123,6 +123,7 @@ struct Step {
   int32_t object = -1;
   int64_t clear_bytes = 0;
   uint32_t grid[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
+  bool overlaps = false;
   std::vector<Parameter> parameters;
 };
 
@@ -147,6 +148,10 @@ struct Launch {
   Launch &cluster(int64_t x, int64_t y, int64_t z) {
     uint32_t *of = steps.back().cluster;
     of[0] = static_cast<uint32_t>(x), of[1] = static_cast<uint32_t>(y), of[2] = static_cast<uint32_t>(z);
+    return *this;
+  }
+  Launch &overlaps() {
+    steps.back().overlaps = true;
     return *this;
   }
   Launch &clear(int64_t bytes) {
@@ -189,9 +194,10 @@ struct Op {
   const char *name;
   int32_t sizes, words, tensors, kernels;
   const char *const *kernel_names;
+  const char *why_no_case;
   const int32_t *word_counts;
-  // The case that words make, or below zero where it was not exported.
-  int32_t (*case_of)(const int32_t *words);
+  // The case of a problem, or below zero where it was not exported.
+  int32_t (*case_of)(const int32_t *words, const int64_t *sizes);
   bool (*is_possible)(int32_t which, const int64_t *sizes, Text *why);
   bool (*is_usable)(int32_t kernel, int32_t which, const int64_t *sizes, Text *why);
   void (*rank)(const int64_t *sizes, const int32_t *words, int32_t *order, double *us);

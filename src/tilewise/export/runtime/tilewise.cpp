@@ -86,8 +86,8 @@ int32_t checked(const tilewise_problem *problem, Text *why) {
     if (why) why->put("sizes must be from 0 to below 2^31, and one is "), why->put(problem->sizes[i]);
     return -1;
   }
-  const int32_t which = op.case_of(problem->words);
-  if (which < 0 && why) why->put("the library was not exported for this dtype, out_dtype or layout");
+  const int32_t which = op.case_of(problem->words, problem->sizes);
+  if (which < 0 && why) why->put(op.why_no_case);
   return which >= 0 && op.is_possible(which, problem->sizes, why) ? which : -1;
 }
 

@@ -39,6 +39,12 @@ CUDA_FILES = {
     "halo": ("halo", "halo_wgrad"),
 }
 """Family -> the file of its kernels over pixels, and that of its filters' gradients."""
+KNOWN = (*"zyx", *(f"{what}_{dim}" for what in ("stride", "dilation", "pad") for dim in "dhw"))
+"""Sizes that kernels are compiled for, or that decide how many steps a launch has: an exported
+library serves those of given layers."""
+EXTENTS = ("d", "h", "w")
+"""Sizes that differ from call to call of one layer, as its images do; but one stays one."""
+VARIED = ("n", *EXTENTS)
 PATCHES = ("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_stem")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import gcd
+from functools import reduce
 from typing import Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
+from tilewise.core.sizes import gcd
 from tilewise.errors import InputError
 from tilewise.ops.arguments import Collected
 from tilewise.ops.conv.epilogue import BIAS, FIRST, OUT, RESIDUAL, SECOND, SUMS, Epilogue
@@ -79,7 +80,7 @@ def _multiple(item: int, *values: int) -> int:
 
     One answer for all of a tensor's strides and channels: each is compiled on its own.
     """
-    every = gcd(*(value for value in values if value != 1))
+    every = reduce(gcd, (value for value in values if value != 1), 0)
     return next(by for by in (16 // item, max(1, 4 // item), 1) if every % by == 0)
 
 

@@ -47,19 +47,20 @@ Walk = tuple[Axis, Axis, Axis]
 
 def forward(problem: ConvProblem) -> Walk:
     """Windows over the input, all pixels of the output."""
-    d, h, w = (
-        Axis(
-            size=getattr(problem, f"out_{dim}"),
-            stride=getattr(problem, f"stride_{dim}"),
-            corner=-getattr(problem, f"pad_{dim}"),
-            taps=getattr(problem, taps),
-            reach=getattr(problem, f"dilation_{dim}"),
-            tap_first=0,
-            tap_step=1,
-        )
-        for dim, taps in zip(DIMS, "zyx", strict=True)
-    )
+    d, h, w = (_forward(problem, dim, taps) for dim, taps in zip(DIMS, "zyx", strict=True))
     return d, h, w
+
+
+def _forward(problem: ConvProblem, dim: str, filter_dim: str) -> Axis:
+    return Axis(
+        size=getattr(problem, f"out_{dim}"),
+        stride=getattr(problem, f"stride_{dim}"),
+        corner=-getattr(problem, f"pad_{dim}"),
+        taps=getattr(problem, filter_dim),
+        reach=getattr(problem, f"dilation_{dim}"),
+        tap_first=0,
+        tap_step=1,
+    )
 
 
 def backward(problem: ConvProblem) -> list[Walk]:
@@ -75,7 +76,9 @@ def backward(problem: ConvProblem) -> list[Walk]:
 def _parities(problem: ConvProblem, dim: str, filter_dim: str) -> Iterator[Axis]:
     extent, stride = getattr(problem, dim), getattr(problem, f"stride_{dim}")
     pad, dilation = getattr(problem, f"pad_{dim}"), getattr(problem, f"dilation_{dim}")
-    for parity in range(min(stride, extent)):
+    for parity in range(stride):
+        if parity >= extent:
+            break
         distances = {
             tap: (parity + pad - tap * dilation) // stride
             for tap in reversed(range(getattr(problem, filter_dim)))
@@ -93,6 +96,15 @@ def _parities(problem: ConvProblem, dim: str, filter_dim: str) -> Iterator[Axis]
             first=parity,
             every=stride,
         )
+
+
+def axes_of(problem: ConvProblem) -> Iterator[tuple[str, Iterator[Axis]]]:
+    """Every dimension, with the axes that walks have along it."""
+    for dim, taps in zip(DIMS, "zyx", strict=True):
+        if problem.direction == "bwd_data":
+            yield dim, _parities(problem, dim, taps)
+        else:
+            yield dim, iter((_forward(problem, dim, taps),))
 
 
 def walks(problem: ConvProblem) -> list[Walk]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.conv.walk import DIMS, Axis, Walk, channels, pixels, source_sizes, taps, walks
+from tilewise.ops.conv.walk import Axis, Walk, axes_of, channels, source_sizes, walks
 
 if TYPE_CHECKING:
     from tilewise.ops.conv.kernels.dense import DenseConvKernel
@@ -167,9 +167,9 @@ def _why_not_typed(k: DenseConvKernel, p: ConvProblem) -> str | None:
 
 
 def _why_not_sized(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
-    if max(p.in_pixels, p.out_pixels, p.filter_elements) > LARGEST:
+    if any(size > LARGEST for size in (p.in_pixels, p.out_pixels, p.filter_elements)):
         return f"it counts up to {LARGEST} pixels and elements of the filter"
-    if p.g > 1 and min(channels(p)) < LEAST_GROUP:
+    if p.g > 1 and any(count < LEAST_GROUP for count in channels(p)):
         return f"its groups have at least {LEAST_GROUP} channels; others are for smaller ones"
     if k.is_weight:
         tiles = -(-(p.k // p.g) // 64) * -(-(p.c // p.g) // 64) * p.taps * p.g
@@ -215,11 +215,9 @@ def _why_not_halo(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
 
 def _why_not_im2col(p: ConvProblem) -> str | None:
     spatial = 3 if p.ndim == 3 else 2
-    for walk in walks(p):
-        if not taps(walk) or not pixels(walk):
-            continue
-        for dim, axis, extent in zip(DIMS, walk, source_sizes(p), strict=True):
-            reason = _why_not_axis(dim, axis, extent, spatial)
+    for (dim, axes), extent in zip(axes_of(p), source_sizes(p), strict=True):
+        for axis in axes:
+            reason = axis.taps and _why_not_axis(dim, axis, extent, spatial)
             if reason:
                 return reason
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
@@ -97,8 +97,7 @@ def as_rows(problem: ConvProblem) -> ConvProblem:
     p = problem
     if p.ndim > 1:
         return p
-    values = p.to_dict() | {"N": 1, "Hi": p.n, "stride_h": 1, "dilation_h": 1}
-    return ConvProblem.from_dict(values)
+    return replace(p, n=1, h=p.n, stride_h=1, dilation_h=1)
 
 
 def patch(k: DepthwiseConvKernel, p: ConvProblem) -> tuple[int, int, int]:
@@ -167,13 +166,11 @@ def why_unusable(
     reason = why_not_tma(arch)
     if reason or problem is None:
         return reason
+    reason = why_not_typed(kernel, problem) or _why_not_meant(kernel, problem)
+    if reason:
+        return reason
     rows = as_rows(problem)
-    return (
-        why_not_typed(kernel, problem)
-        or _why_not_meant(kernel, problem)
-        or why_not_backward(rows)
-        or _why_large(kernel, rows, arch)
-    )
+    return why_not_backward(rows) or _why_large(kernel, rows, arch)
 
 
 def _why_not_meant(k: DepthwiseConvKernel, p: ConvProblem) -> str | None:

@@ -47,7 +47,7 @@ def why_not_typed(k: Few, p: ConvProblem) -> str | None:
 
 def why_not_counted(p: ConvProblem) -> str | None:
     """Pixels and the filter have places in 31 bits."""
-    if max(p.in_pixels, p.out_pixels, p.filter_elements) >= MOST_COUNTED:
+    if any(n >= MOST_COUNTED for n in (p.in_pixels, p.out_pixels, p.filter_elements)):
         return "pixels and elements of the filter are counted in 31 bits"
     return None
 

@@ -149,7 +149,7 @@ def _why_not_meant(k: StemConvKernel, p: ConvProblem) -> str | None:
 def _why_large(k: StemConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     if max(*patch(k, p), k.tile_h, k.tile_w) > MOST_BOX:
         return f"a patch is longer than TMA's {MOST_BOX} elements"
-    if max(p.in_pixels, p.out_pixels) >= 2**31 - 2**16 or p.w * p.c >= 2**31:
+    if any(n >= 2**31 - 2**16 for n in (p.in_pixels, p.out_pixels)) or p.w * p.c >= 2**31:
         return "pixels are counted in 31 bits"
     room = min(MOST_REGISTERS, arch.registers_per_cu // (160 * k.blocks) // 8 * 8)
     needed = registers(k, p) + OTHER_REGISTERS

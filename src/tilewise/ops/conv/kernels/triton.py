@@ -222,7 +222,7 @@ def _why_not_for(kernel: TritonConvKernel, problem: ConvProblem, arch: Arch) -> 
         return f"it multiplies {kernel.dtype}, not {p.dtype}"
     if p.is_empty:
         return "there is nothing to compute"
-    if max(p.in_pixels, p.out_pixels, p.filter_elements, p.c, p.k) >= LARGEST:
+    if any(n >= LARGEST for n in (p.in_pixels, p.out_pixels, p.filter_elements, p.c, p.k)):
         return "pixels or the filter cannot be counted in 31 bits"
     made = cut(kernel, p, arch)
     if made.tiles * made.slices >= 2**31 or made.classes >= 2**16:
