@@ -145,7 +145,7 @@ def test_every_family_serves(shown: Shown) -> None:
     wanted |= {"implicit", "packed", "merged", "direct"}
     if shown.export.op.name != "conv_bwd_data":
         wanted.add("stem")
-    assert set(kinds) == wanted
+    assert set(kinds) >= wanted
     if shown.export.op.name == "conv_bwd_data":
         assert 4 in kinds["im2col"], "a step for each parity"
     if shown.export.op.name == "conv_bwd_weight":

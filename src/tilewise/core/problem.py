@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from tilewise.core.dtypes import dtype
 from tilewise.core.identity import digest
-from tilewise.core.sizes import Number
+from tilewise.core.sizes import Number, TraceError
 from tilewise.errors import ProblemError
 
 
@@ -45,8 +45,12 @@ class Problem(ABC):
     def _settle(self) -> None:
         """Keeps the values and their hash; to be called once all fields are final."""
         values = _getter(type(self))(self)
+        try:
+            made = hash(values)
+        except TraceError:  # sizes that are not known have none
+            return
         object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_hash", hash(values))
+        object.__setattr__(self, "_hash", made)
 
     def __hash__(self) -> int:
         try:
