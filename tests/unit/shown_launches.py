@@ -246,6 +246,6 @@ def check_launches(
             assert found == expected(export, objects, kernel, problem), (kernel.name, problem)
     assert served > len(given)
     # Ways that no example took are refused, not guessed; they must stay rare.
-    most = 0.01 if export.layers is None else 0.02
+    most = 0.01 if export.layers is None else 0.03
     assert len(unseen) <= most * served, (len(unseen), served)
     return unseen

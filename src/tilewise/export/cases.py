@@ -24,7 +24,7 @@ EXAMPLES = 24_000
 """Problems that show which ways through a launch there are; some ways are taken by few."""
 
 
-VARIANTS = 100
+VARIANTS = 200
 """Problems that a layer is seen at besides its own: other numbers and sizes of images."""
 Sizes = Mapping[str, int]
 
