@@ -55,7 +55,7 @@ REAL_SHARE, GROUPED_SHARE = 0.45, 1 / 3
 BATCHES = (1, 8, 32, 128, 256)
 """Of networks: one image, a server's few, a training step's many."""
 MOST_MS = 1.5
-"""At the device's peak: a sweep has little time for a problem."""
+"""At the device's peaks: a sweep has little time for a problem."""
 DRY_KERNELS = 12
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
 
@@ -105,7 +105,8 @@ def real_layers(op: str, dtype: str, limit_ms: float, arch: Arch) -> ProblemSet:
         for batch in BATCHES:
             layers = network(name, op, dtype=dtype, batch=batch)
             for problem, labels in zip(layers.problems, layers.labels, strict=True):
-                if problem.flops / (arch.peak_tflops[dtype] * 1e9) <= limit_ms:
+                moved_ms = problem.bytes / (arch.memory_gb_s * 1e6)
+                if max(moved_ms, problem.flops / (arch.peak_tflops[dtype] * 1e9)) <= limit_ms:
                     found.add(problem, labels)
     return found.distinct()
 
