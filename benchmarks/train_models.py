@@ -75,7 +75,7 @@ RECIPES = (
             threads=2,  # sums of so many rows differ in their last digit with the number of threads
         ),
     ),
-    # Of few problems yet. They do not start from the analytic model, further off for cuDNN's routine
+    # Of few problems yet. They do not start from the analytic model, further off for cuDNN's times
     # than for our kernels: choices between the two lost 5 % and more twice as often with it.
     *(
         Recipe(
