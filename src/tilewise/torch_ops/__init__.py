@@ -301,6 +301,12 @@ def convolve(
         convolutions.check_size(x, w, (*layer, groups))
     if why is not None:
         theirs = partial(_their_convolution, rank, name, residual)
+        if (
+            layer
+            and not is_compiling
+            and convolutions.crashes(x, x.shape, w.shape, (*layer, groups))
+        ):
+            theirs = partial(_in_fp32, theirs, x.dtype)
         args = (x, w, bias, stride, padding, dilation, groups)
         if not is_compiling:
             return leave(str(why), theirs, *args)
@@ -322,6 +328,10 @@ def _their_convolution(rank: int, activation: str, residual: Tensor | None, *arg
     functions = (functional.conv1d, functional.conv2d, functional.conv3d)
     result: Tensor = functions[rank - 1](*args)
     return products.ACTIVATE[activation](result if residual is None else result + residual)
+
+
+def _in_fp32(call: Callable[..., Tensor], kind: torch.dtype, *args: Any) -> Tensor:
+    return call(*(a.float() if isinstance(a, Tensor) else a for a in args)).to(kind)
 
 
 def convolve_into(
