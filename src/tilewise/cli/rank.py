@@ -13,6 +13,7 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    filtered,
     listing,
     out,
     parse_problem,
@@ -41,7 +42,7 @@ def rank(
             registry.op.types_of(name)
         registry = registry.filter(lambda kernel: kernel.engine in engine)
     if expression:
-        registry = registry.filter(expression)
+        registry = filtered(registry, expression)
     choice = registry.select(problem)
     if as_json:
         return emit(as_dict(choice, top))
