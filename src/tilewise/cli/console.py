@@ -21,6 +21,7 @@ from tilewise.problems.rows import problem_from_words
 
 if TYPE_CHECKING:
     from tilewise.dispatch import Registry
+    from tilewise.selection.choice import Ranked
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
@@ -112,9 +113,16 @@ UNKNOWN = 1e15
 """Predictions beyond this are handicaps of kernels that a model never saw, not times."""
 
 
+def forecast(ranked: Ranked) -> tuple[float | None, float | None]:
+    """Microseconds and TFLOPS of a ranked kernel, None where nobody knows them."""
+    if ranked.predicted_us > UNKNOWN:
+        return None, None
+    return ranked.predicted_us, ranked.predicted_tflops
+
+
 def cell(value: Any) -> str:
     """A value as a person wants to read it."""
-    if isinstance(value, float) and value > UNKNOWN:
+    if value is None or (isinstance(value, float) and value > UNKNOWN):
         return "unknown"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
