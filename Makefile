@@ -42,10 +42,11 @@ package: $(VENV)/.test
 models: $(VENV)/.test
 	$(BIN)/python benchmarks/train_models.py
 
-# New cases every time, CASES of each test; what fails is shown smallest first. `make test` tries a few.
-CASES ?= 5000
+# New cases every time: CASES of each test, or as many as SECONDS give it. What fails is shown smallest
+# first. `make test` tries a few.
+CASES ?= $(if $(SECONDS),500,5000)
 fuzz: $(VENV)/.test
-	FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -n auto tests/fuzz
+	FUZZ_CASES=$(CASES) FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n auto tests/fuzz
 
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
 gpu-test:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,6 +61,7 @@ def main() -> int:
         if wheel.stat().st_size > MOST_BYTES:
             print(f"{wheel.name} has {wheel.stat().st_size:,} bytes; at most {MOST_BYTES:,}")
             return 1
+        _check_description(wheel)
         for file in (wheel, sdist):
             again = ["--no-build-isolation", "--force-reinstall", "--no-deps"]
             _run([*pip, "install", "-q", *(again if file is sdist else ()), file])
@@ -76,6 +79,16 @@ def _sdist(folder: Path, python: Path | str) -> Path:
     shutil.rmtree(copy)
     (sdist,) = folder.glob("tilewise-*.tar.gz")
     return sdist
+
+
+def _check_description(wheel: Path) -> None:
+    """Ends where what an index shows of the package has links that lead nowhere from there."""
+    with zipfile.ZipFile(wheel) as held:
+        (name,) = (n for n in held.namelist() if n.endswith(".dist-info/METADATA"))
+        text = held.read(name).decode()
+    lost = re.findall(r"\]\((?!https://|#)[^)]*\)", text)
+    if lost or "\n# tilewise\n" not in text:
+        raise SystemExit(f"the description of {wheel.name} is not the README, or has {lost}")
 
 
 def _try(folder: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 import torch
 from fusing import fused  # noqa: F401  # a fixture
 from leaves import gradients, leaf
+from torch import nn
 from torch.nn import functional
 
 import tilewise as tw
@@ -152,3 +157,93 @@ def test_compiled_convolutions_keep_what_is_fused() -> None:
     x, w, bias, residual = layer(2)
     compiled = torch.compile(partial(by_us, "relu"), fullgraph=True, backend="aot_eager")
     close(compiled(x, w, bias, residual), by_pytorch("relu", x, w, bias, residual))
+
+
+BESIDE = """
+import torch, tilewise as tw
+for size, taps, layer in (
+    ((2, 4, 8, 1), (8, 2, 3, 1), dict(stride=[1, 2], padding=1, dilation=3, groups=2)),
+    ((1, 2, 6, 7, 1), (4, 2, 3, 3, 1), dict(stride=[2, 3, 2], padding=1, dilation=2)),
+    ((1, 12, 3, 1), (8, 3, 1, 1), dict(stride=[3, 3], padding=2, dilation=3, groups=4)),
+):
+    for _ in range(60):
+        x, w = torch.randn(size).bfloat16(), torch.randn(taps).bfloat16()
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+        convolve = getattr(tw, f"conv{x.dim() - 2}d")
+        SERVED
+        assert not y.any() and y.dtype == x.dtype, y
+"""
+OURS = "y = convolve(x, w.requires_grad_(), **layer); y.sum().backward()"
+UNDER_VMAP = "y = torch.func.vmap(lambda x: convolve(x, w, **layer))(x.detach()[None])"
+INTO = "y = convolve(x.detach(), w, **layer); convolve(x.detach(), w, out=y, **layer)"
+
+
+@pytest.mark.parametrize("served", [OURS, UNDER_VMAP, INTO])
+@pytest.mark.parametrize("compiler", ["", "/nonexistent"])
+def test_padding_alone_does_not_end_the_process(served: str, compiler: str) -> None:
+    """PyTorch's own convolution in bf16 reads beside its tensors there; without a compiler it is
+    PyTorch's that serves."""
+    code = BESIDE.replace("SERVED", served)
+    environment = {**os.environ, **({"TILEWISE_CXX": compiler} if compiler else {})}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def negated(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, lazily negated, as `torch.conj(z).imag` is."""
+    return torch._neg_view(-tensor)
+
+
+@pytest.mark.parametrize("which", ["x", "w", "dy"])
+def test_gradients_of_lazily_negated_tensors(which: str) -> None:
+    given = {"x": torch.randn(2, 8, 9), "w": torch.randn(12, 2, 3), "dy": torch.randn(2, 12, 9)}
+    found = []
+    for lazy in ("", which):
+        x, w, dy = (negated(t) if name == lazy else t for name, t in given.items())
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        tw.conv1d(x, w, padding=1, groups=4).backward(dy)
+        assert x.grad is not None and w.grad is not None
+        found.append((x.grad, w.grad))
+    for plain, lazy in zip(*found, strict=True):
+        torch.testing.assert_close(lazy.resolve_neg(), plain)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("which", ["x", "residual", "weight", "bias", "dy"])
+def test_chains_of_lazily_negated_tensors(which: str, is_training: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            return functional.relu(self.norm(self.conv(x)) + residual)
+
+    plain = Block().train(is_training)
+    patched = tw.patch(copy.deepcopy(plain), fuse=True, always=True)
+    for last in (False, True):
+        order = torch.channels_last if last else torch.contiguous_format
+        given = {n: torch.randn(2, 4, 9, 9) for n in ("x", "residual", "dy")}
+        for lazy in ("", which):  # the second call finds what the first left behind
+            if lazy in ("weight", "bias"):
+                for module in (plain, patched):
+                    held = getattr(module.conv, lazy).detach()
+                    setattr(module.conv, lazy, nn.Parameter(negated(held)))
+            tensors = {n: t.to(memory_format=order) for n, t in given.items()}
+            tensors = {n: negated(t) if n == lazy else t for n, t in tensors.items()}
+            found = []
+            for module in (plain, patched):
+                x, residual = (tensors[n].detach().requires_grad_() for n in ("x", "residual"))
+                y = module(x, residual)
+                y.backward(tensors["dy"])
+                with torch.no_grad():
+                    again = module(tensors["x"], tensors["residual"])
+                found.append((y, again, x.grad, residual.grad, module.conv.weight.grad))
+                module.zero_grad()
+            for theirs, ours in zip(*found, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import tried
+from fuzzing import SECONDS, tried
+from hypothesis import is_hypothesis_test
 
 _elsewhere: Counter[str] = Counter()
 
@@ -21,6 +24,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     _elsewhere.update(getattr(node, "workeroutput", {}).get("tried", {}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A long run passes over each test again until its seconds are over."""
+    end = time.monotonic() + SECONDS
+    yield
+    while time.monotonic() < end and is_hypothesis_test(getattr(item, "obj", None)):
+        item.runtest()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,7 +1,8 @@
 """What fuzz tests share: how many cases they try, and how many were tried.
 
 A test is quick and the same every time where the suite runs; `make fuzz CASES=N` tries N cases of
-each, new ones every time. What once failed stays beside its test as an `@example`.
+each, new ones every time, and `make fuzz SECONDS=S` goes on with each for S seconds. What once
+failed stays beside its test as an `@example`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-LONG = int(os.environ.get("FUZZ_CASES") or 0)
-"""Cases of every test in a long run; 0 where the suite runs."""
+SECONDS = float(os.environ.get("FUZZ_SECONDS") or 0)
+"""How long every test goes on, in passes; 0 where one pass is all."""
+
+LONG = int(os.environ.get("FUZZ_CASES") or (500 if SECONDS else 0))
+"""Cases of every test in a pass of a long run; 0 where the suite runs."""
 
 tried: Counter[str] = Counter()
 """Test -> cases that this process has tried."""

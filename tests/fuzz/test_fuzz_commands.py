@@ -22,6 +22,8 @@ from spoiling import HOSTILE
 
 from tilewise.cli import main
 from tilewise.cli.app import app
+from tilewise.engines import toolchain
+from tilewise.engines.toolchain import find_compiler
 
 LEFT_OUT = {"demo", "doctor", "problems capture"}
 """These run kernels, or programs that they are given."""
@@ -124,12 +126,18 @@ def likely() -> st.SearchStrategy[list[str]]:
 
 @pytest.fixture(scope="module")
 def folder(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder to run in, in which no process is started."""
+    """A folder to run in, in which no process is started.
+
+    Compilers are looked for before, and what goes wrong with them is forgotten after: one that
+    could not be started once is not asked again in the same process.
+    """
+    find_compiler()
     place = tmp_path_factory.mktemp("commands")
     refused = OSError(1, "this test starts no processes")
     before = Path.cwd()
     logging.disable(logging.CRITICAL)
     with (
+        mock.patch.dict(toolchain._faults),
         mock.patch.object(subprocess.Popen, "__init__", side_effect=refused),
         mock.patch.object(subprocess.Popen, "__del__", lambda self: None),
         mock.patch("os.fork", side_effect=refused),

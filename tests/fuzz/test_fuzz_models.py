@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +26,6 @@ from tilewise.selection.scorer import NumpyScorer, make_scorer
 from tilewise.selection.scorer_source import scorer_source
 from tilewise.selection.selector import expectation
 from tilewise.selection.steps import steps_of
-
-ALONE = "TILEWISE_TEST_ALONE"
 
 JSONS = ("manifest.json", "feature_spec.json", "model.json.gz", "metrics.json")
 FILES = (*JSONS, "numbers.gz")
@@ -142,29 +137,6 @@ def test_forest_texts(material: Path, spoil: Callable[[bytes], bytes], at: int, 
         booster.predict(np.zeros((1, booster.num_feature())))
 
 
-def test_compiled_scorers_in_a_process_of_their_own() -> None:
-    """Beside the whole suite they failed twice, alone never; why is not known yet."""
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"{__file__}",
-        "-k",
-        "walk_what_opened",
-    ]
-    done = subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, ALONE: "1"},
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-
-
-@pytest.mark.skipif(ALONE not in os.environ, reason="runs in a process of its own")
 @fuzz(15, name=st.sampled_from(["model.json.gz", "numbers.gz"]), edit=edits(), spoil=spoils())
 def test_compiled_scorers_walk_what_opened(
     folder: Path, held: dict[str, bytes], name: str, edit: Edit, spoil: Callable[[bytes], bytes]

@@ -246,3 +246,16 @@ def test_doctor_and_a_small_build(tmp_path: Path) -> None:
         *("--filter", "family == 'gemv' and access == 'dot' and ahead == 0"),
     )
     assert built["ok"] == len(built["kernels"]) > 0
+
+
+def test_what_a_model_never_saw_has_no_forecast() -> None:
+    problem = ["N=2", "C=512", "K=512", "Hi=7", "Wi=7", "Y=3", "X=3", "pad_h=1", "pad_w=1"]
+    where = ["--op", "conv_fwd", "--arch", "x86_avx512", "--top", "100"]
+    line = ["rank", *where, *problem, "layout=nchw"]
+    ranked = json.loads(tilewise(*line, "--json").stdout)["ranking"]
+    vendors = [row for row in ranked if "vendor" in row["kernel"]]
+    assert vendors and all(
+        row["predicted_us"] is row["predicted_tflops"] is None for row in vendors
+    )
+    assert all(row["predicted_tflops"] > 1e-3 for row in ranked if row not in vendors)
+    assert "e-3" not in tilewise(*line).stdout

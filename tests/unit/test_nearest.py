@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from tilewise.cli.app import app
 from tilewise.cli.kernels import shown
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import dtype
@@ -34,3 +36,30 @@ def test_names_that_are_near_are_asked_back() -> None:
 def test_a_filter_without_a_match_is_bad_input() -> None:
     with pytest.raises(InputError, match="leaves no kernel"):
         shown("gemm", load_arch("x86_avx2"), None, None, "mr == 999", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["rank", "--op", "gemm", "--arch", "sm_90:H200", "M=8", "N=8", "K=8"],
+        [
+            "rank",
+            "--op",
+            "conv_fwd",
+            "--arch",
+            "sm_90",
+            "N=1",
+            "C=8",
+            "K=8",
+            "Hi=8",
+            "Wi=8",
+            "Y=1",
+            "X=1",
+        ],
+        ["bench", "--op", "gemm", "M=8", "N=8", "K=8"],
+    ],
+)
+def test_no_command_serves_by_the_vendor_what_a_filter_leaves_nothing_of(line: list[str]) -> None:
+    done = CliRunner().invoke(app, [*line, "--filter", "engine == 'nobody'"])
+    assert isinstance(done.exception, InputError)
+    assert "leaves no kernel" in str(done.exception)

@@ -41,8 +41,8 @@ def imported(root: Path) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"tilewise"}
 
 
-def extras_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("extras", ROOT / ".ci" / "extras.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -61,7 +61,7 @@ def test_what_the_tests_install_can_train_and_run_all() -> None:
 
 
 def test_the_demo_is_light() -> None:
-    heavy = set(extras_script().HEAVY)
+    heavy = set(script(".ci/extras.py").HEAVY)
     assert not heavy & names(PROJECT["dependencies"] + EXTRAS["demo"])
 
 
@@ -76,17 +76,41 @@ def test_the_readme_reads_the_same_where_there_is_nothing_beside_it() -> None:
 
 
 def test_an_unknown_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert extras_script().main(["nosuch"]) == 2
+    assert script(".ci/extras.py").main(["nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().out
 
 
 def test_a_light_extra_that_became_heavy_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = extras_script()
-    monkeypatch.setattr(script, "_resolve", lambda _: {"numpy": "2.4", "torch": "2.15.0"})
-    assert script.main(["demo"]) == 1
+    extras = script(".ci/extras.py")
+    monkeypatch.setattr(extras, "_resolve", lambda _: {"numpy": "2.4", "torch": "2.15.0"})
+    assert extras.main(["demo"]) == 1
     assert "brings torch" in capsys.readouterr().out
-    assert script.main(["gpu"]) == 0
-    monkeypatch.setattr(script, "_resolve", lambda _: "ResolutionImpossible")
-    assert script.main(["gpu"]) == 1
+    assert extras.main(["gpu"]) == 0
+    monkeypatch.setattr(extras, "_resolve", lambda _: "ResolutionImpossible")
+    assert extras.main(["gpu"]) == 1
+
+
+LINKS = re.compile(r"\]\(([^)]*)\)|(?:src|href)=[\"']([^\"']*)")
+
+
+@pytest.mark.parametrize("source", [None, "https://git.example/tilewise"])
+def test_what_package_indexes_show_has_no_link_that_leads_nowhere(source: str | None) -> None:
+    readme = (ROOT / "README.md").read_text() + "[more](docs/limits.md) [own](#tilewise)\n"
+    shown = script("setup.py").shown(readme, source)
+    links = [one or other for one, other in LINKS.findall(shown)]
+    assert all(link.startswith(("https://", "#")) for link in links)
+    if source is None:
+        assert "![" not in shown and shown.endswith("more [own](#tilewise)\n")
+    else:
+        assert f"({source}/raw/main/docs/assets/results.svg)" in shown
+        assert f"[more]({source}/blob/main/docs/limits.md)" in shown
+
+
+def test_the_readme_names_files_that_are_there() -> None:
+    readme = (ROOT / "README.md").read_text()
+    links = {one or other for one, other in LINKS.findall(readme)}
+    named = set(re.findall(r"`([\w./-]+(?:\.md|\.svg|/))`", readme)) | links
+    assert len(named) > 5
+    assert [path for path in named if "://" not in path and not (ROOT / path).exists()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from resealing import copied, renamed, resealed
 
 from tilewise.core.arch import load_arch
 from tilewise.core.features import MIXED, FeatureSet, Field
-from tilewise.core.forest import Forest
+from tilewise.core.forest import Forest, _quantised
 from tilewise.core.model import Model, forest_text, load_model
 from tilewise.core.packed import Numbers
 from tilewise.errors import ExpressionError, ModelError, TilewiseError
@@ -168,6 +169,25 @@ def test_lightgbm_reads_no_text_that_is_not_its_own(
         resealed(folder, {"rank.txt.gz": gzip.compress(spoiled.encode())})
         with pytest.raises(ModelError, match="damaged"):
             warm_start(folder, Trainer(small_data), Params())
+
+
+@pytest.mark.parametrize("leaf", ["1e999", "-1e999", "1e308"])
+def test_leaves_that_add_up_to_no_number_are_refused(small_model: Path, leaf: str) -> None:
+    text = forest_text(small_model, "rank")
+    spoiled = re.sub(r"(?<=leaf_value=)[^ \n]+", leaf, text)
+    sizes = [
+        len(t.encode()) for t in re.split(r"(?<=\n)(?=Tree=)", spoiled.split("\nend")[0] + "\n")
+    ]
+    spoiled = re.sub(r"tree_sizes=.*", "tree_sizes=" + " ".join(map(str, sizes[1:])), spoiled)
+    with pytest.raises(ModelError, match="no finite number"):
+        checked_text(spoiled)
+
+
+@pytest.mark.parametrize("unit", [1e-320, 1e-300, 1.0, 1e300])
+def test_leaves_of_any_size_have_a_unit(unit: float) -> None:
+    leaves, scale = _quantised([unit, -unit], [0, 2])
+    assert np.isfinite(scale) and scale > 0
+    assert unit < 1e-300 or leaves[0] * scale == pytest.approx(unit)
 
 
 def body_of(folder: Path) -> Any:

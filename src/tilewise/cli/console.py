@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -18,6 +18,10 @@ from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import is_stream
 from tilewise.problems.rows import problem_from_words
+
+if TYPE_CHECKING:
+    from tilewise.dispatch import Registry
+    from tilewise.selection.choice import Ranked
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
@@ -109,9 +113,16 @@ UNKNOWN = 1e15
 """Predictions beyond this are handicaps of kernels that a model never saw, not times."""
 
 
+def forecast(ranked: Ranked) -> tuple[float | None, float | None]:
+    """Microseconds and TFLOPS of a ranked kernel, None where nobody knows them."""
+    if ranked.predicted_us > UNKNOWN:
+        return None, None
+    return ranked.predicted_us, ranked.predicted_tflops
+
+
 def cell(value: Any) -> str:
     """A value as a person wants to read it."""
-    if isinstance(value, float) and value > UNKNOWN:
+    if value is None or (isinstance(value, float) and value > UNKNOWN):
         return "unknown"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
@@ -136,3 +147,15 @@ def spell_values(values: Mapping[str, Any]) -> str:
     """A problem of a report by its words and dtype."""
     problem = get_op(values["op"]).problem.from_dict(values)
     return f"{spell_problem(problem)} {problem.dtype}"
+
+
+def filtered(registry: Registry, expression: str) -> Registry:
+    """The registry's kernels that a filter keeps; one that keeps none is a mistake."""
+    kept = registry.filter(expression)
+    if not len(kept):
+        op, label = registry.op.name, registry.arch.label
+        raise InputError(
+            f"--filter {expression!r} leaves no kernel of {op} on {label}; "
+            f"`tilewise kernels list --op {op}` shows what there is"
+        )
+    return kept

@@ -13,6 +13,8 @@ from tilewise.cli.console import (
     JsonFlag,
     OpOption,
     emit,
+    filtered,
+    forecast,
     listing,
     out,
     parse_problem,
@@ -41,14 +43,11 @@ def rank(
             registry.op.types_of(name)
         registry = registry.filter(lambda kernel: kernel.engine in engine)
     if expression:
-        registry = registry.filter(expression)
+        registry = filtered(registry, expression)
     choice = registry.select(problem)
     if as_json:
         return emit(as_dict(choice, top))
-    rows = [
-        [place, r.predicted_us, r.predicted_tflops, r.kernel.name]
-        for place, r in enumerate(choice.ranking[:top], 1)
-    ]
+    rows = [[place, *forecast(r), r.kernel.name] for place, r in enumerate(choice.ranking[:top], 1)]
     title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
     if not rows:
         return out.print(title, soft_wrap=True)
@@ -60,12 +59,9 @@ def rank(
 def as_dict(choice: Choice, top: int) -> dict[str, object]:
     """A choice, JSON-ready, with the first `top` of its ranking."""
     ranking = [
-        {
-            "kernel": r.kernel.name,
-            "predicted_us": r.predicted_us,
-            "predicted_tflops": r.predicted_tflops,
-        }
+        {"kernel": r.kernel.name, "predicted_us": us, "predicted_tflops": tflops}
         for r in choice.ranking[:top]
+        for us, tflops in [forecast(r)]
     ]
     return {
         "problem": choice.problem.to_dict(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.console import bearable
+from tilewise.cli.console import bearable, filtered
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
@@ -115,7 +115,7 @@ class Session:
             registry = default_registry(op, arch).filter(lambda k: not is_foreign(k.engine))
         if not expression:
             return registry
-        return registry.filter(expression).merge(registry.filter(lambda k: k.engine == "vendor"))
+        return filtered(registry, expression).merge(registry.filter(lambda k: k.engine == "vendor"))
 
     def with_vendors(self, op: str, kernels: list[Kernel]) -> list[Kernel]:
         """The kernels, and every routine of the vendor's that the device has."""

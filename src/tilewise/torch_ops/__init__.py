@@ -300,7 +300,7 @@ def convolve(
     if layer is not None and not is_compiling:
         convolutions.check_size(x, w, (*layer, groups))
     if why is not None:
-        theirs = partial(_their_convolution, rank, name, residual)
+        theirs = partial(_their_convolution, rank, name, residual, layer and (*layer, groups))
         args = (x, w, bias, stride, padding, dilation, groups)
         if not is_compiling:
             return leave(str(why), theirs, *args)
@@ -318,9 +318,16 @@ def convolve(
     return operators.convolution(x, w, bias, residual, name, *layer, groups, deterministic)
 
 
-def _their_convolution(rank: int, activation: str, residual: Tensor | None, *args: Any) -> Tensor:
+def _their_convolution(
+    rank: int, activation: str, residual: Tensor | None, layer: Any, *args: Any
+) -> Tensor:
     functions = (functional.conv1d, functional.conv2d, functional.conv3d)
-    result: Tensor = functions[rank - 1](*args)
+    x, w, *_ = args
+    if layer and not _is_compiling() and convolutions.crashes(x, x.shape, w.shape, layer):
+        wide: list[Any] = [arg.float() if isinstance(arg, Tensor) else arg for arg in args]
+        result: Tensor = functions[rank - 1](*wide).to(x.dtype)
+    else:
+        result = functions[rank - 1](*args)
     return products.ACTIVATE[activation](result if residual is None else result + residual)
 
 

@@ -58,6 +58,7 @@ class Chain(ABC):
     def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if (
             type(x) in PLAIN
+            and not x.is_neg()
             and self.is_of(layer, norm)
             and not is_seen()
             and not _has_hooks(layer, norm)
@@ -282,7 +283,9 @@ def _call_of(
     """The call as chains take it, or None."""
     weight, kind = layer.weight, cast or x.dtype
     rank = weight.dim() - 2
-    if type(weight) not in PLAIN or kind not in NATIVE or x.dim() != rank + 2 or not x.numel():
+    if type(weight) not in PLAIN or weight.is_neg() or kind not in NATIVE:
+        return None
+    if x.dim() != rank + 2 or not x.numel():
         return None
     if weight.device != x.device or (cast is None and weight.dtype != kind):
         return None
@@ -294,7 +297,8 @@ def _call_of(
         return None
     if residual is not None:
         is_alike = residual.dtype == kind and residual.device == x.device
-        if type(residual) not in PLAIN or tuple(residual.shape) != call.shape or not is_alike:
+        is_plain = type(residual) in PLAIN and not residual.is_neg()
+        if not is_plain or tuple(residual.shape) != call.shape or not is_alike:
             return None
     return call
 
@@ -315,6 +319,7 @@ def _is_normal(norm: Any, call: Given) -> bool:
             and t.device == call.x.device
             and t.dtype in NATIVE
             and t.is_contiguous()
+            and not t.is_neg()
             for t in given
         )
         and len({t.dtype for t in given[:2]}) < 2
@@ -339,7 +344,8 @@ def _key(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Any:
     weight, bias = layer.weight, layer.bias
     return (
         *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), cast),
-        *(weight.dtype, weight.requires_grad, None if bias is None else bias.requires_grad),
+        *(weight.dtype, weight.requires_grad, weight.is_neg()),
+        None if bias is None else bias.requires_grad,
         None if norm is None else _norm_key(norm),
         None if residual is None else _residual_key(residual),
         CALLS.generation,
@@ -351,8 +357,8 @@ def _norm_key(norm: Any) -> Any:
     return (
         *(norm.training, norm.eps, norm.momentum, norm.track_running_stats),
         norm.running_mean is None,
-        None if weight is None else (weight.dtype, weight.requires_grad),
-        None if bias is None else (bias.dtype, bias.requires_grad),
+        None if weight is None else (weight.dtype, weight.requires_grad, weight.is_neg()),
+        None if bias is None else (bias.dtype, bias.requires_grad, bias.is_neg()),
     )
 
 
@@ -360,7 +366,7 @@ def _residual_key(residual: Tensor) -> Any:
     """Its address counts too: kernels are compiled for one that is a multiple of 16 bytes."""
     is_aligned = type(residual) in PLAIN and residual.data_ptr() % 16 == 0
     own = (residual.shape, residual.stride(), residual.dtype, residual.requires_grad)
-    return *own, is_aligned
+    return *own, residual.is_neg(), is_aligned
 
 
 def has_hooks(layer: Any) -> bool:

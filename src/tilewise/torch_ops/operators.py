@@ -208,10 +208,12 @@ def _conv_quick_run(
 
 def _conv_quick_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """Where gradients are not differentiated again, straight to the kernels."""
-    is_plain = type(dy) is Tensor and not dy.is_neg() and not is_seen()
+    is_plain = type(dy) is Tensor and not is_seen()
     if torch.is_grad_enabled() or not is_plain or ctx.activation not in ("none", "relu"):
         return _conv_backward(ctx, dy)
     x, w, y, _ = ctx.saved_tensors
+    if dy.is_neg() or x.is_neg() or w.is_neg():
+        return _conv_backward(ctx, dy)
     wants_x, wants_w, wants_bias, wants_residual = ctx.needs_input_grad[:4]
     if y is not None:
         dy = dy * (y > 0)

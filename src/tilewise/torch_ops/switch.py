@@ -160,6 +160,7 @@ def _straight(
     if _is_grad_enabled() and needs_gradient(x, w, bias):
         result: Tensor = _apply(x, w, bias, None, "none", *layer, False)
         return result
+    bias = bias if bias is None else bias.resolve_neg()
     return convolution(x.resolve_neg(), w.resolve_neg(), bias, layer)
 
 

@@ -135,3 +135,30 @@ def layout_of(seen: TensorView) -> str:
     """nhwc where channels alone are packed innermost, nchw otherwise."""
     has_pixels = any(n > 1 for n in seen.shape[2:])
     return "nhwc" if has_pixels and seen.shape[1] > 1 and seen.strides[1] == 1 else "nchw"
+
+
+def misses_input(
+    sizes: Sequence[int],
+    taps: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+) -> bool:
+    """Whether in some dimension every output reads padding alone, so that all sums are zero.
+
+    There oneDNN reads beside its tensors in bf16 and ends the process (PyTorch 2.13; in fp32 and
+    fp16 it does not): whoever asks PyTorch asks in fp32.
+    """
+    if min(*strides, *dilations) < 1:  # no layer at all
+        return False
+    dims = zip(sizes, taps, strides, pads, dilations, strict=True)
+    return any(pad and not _meets(size, tap, step, pad, gap) for size, tap, step, pad, gap in dims)
+
+
+def _meets(size: int, taps: int, step: int, pad: int, gap: int) -> bool:
+    outputs = (size + 2 * pad - gap * (taps - 1) - 1) // step + 1
+    for at in range(-pad, gap * taps - pad, gap):
+        output = max(0, -(at // step))  # the first that this tap does not lead before the input
+        if output < outputs and output * step + at < size:
+            return True
+    return False

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.ops.conv.infer import misses_input
 from tilewise.ops.conv.problem import ConvProblem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,11 +24,14 @@ def bind_torch(problem: ConvProblem, operands: Sequence[Any], out: Any) -> Calla
     wide = None
     if problem.dtype in ("fp8", "bf8", "int8"):
         wide = torch.float32 if problem.dtype != "int8" else torch.float64
-    settings = [
-        [getattr(problem, f"{what}_{dim}") for dim in "dhw"[3 - rank :]]
+    dims, taps = "dhw"[3 - rank :], "zyx"[3 - rank :]
+    stride, pad, dilation = (
+        [getattr(problem, f"{what}_{dim}") for dim in dims]
         for what in ("stride", "pad", "dilation")
-    ]
-    stride, pad, dilation = settings
+    )
+    if problem.dtype == "bf16" and first.device.type == "cpu":
+        sizes, filters = ([getattr(problem, dim) for dim in names] for names in (dims, taps))
+        wide = torch.float32 if misses_input(sizes, filters, stride, pad, dilation) else None
     convolution = torch.ops.aten.convolution.default
     backward = torch.ops.aten.convolution_backward.default
     zeros = [0] * rank
