@@ -26,6 +26,7 @@ import amd_gfx950
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.model import load_model
+from tilewise.core.sealed import MANIFEST
 from tilewise.learn.dataset import from_stores
 from tilewise.learn.params import Params
 from tilewise.learn.train import save, train
@@ -128,11 +129,18 @@ def differences(old: Path, new: Path) -> list[str]:
     """Files of the old folder, which may lack what is not shipped, that the new one has not so."""
     if not old.is_dir():
         return ["everything"]
-    return sorted(p.name for p in old.iterdir() if p.read_bytes() != _bytes(new / p.name))
+    return sorted(p.name for p in old.iterdir() if _held(p) != _held(new / p.name))
 
 
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+def _held(path: Path) -> Any:
+    """A file's bytes; of a manifest all but the version of tilewise that wrote it."""
+    if not path.is_file():
+        return None
+    return _but_version(path) if path.name == MANIFEST else path.read_bytes()
+
+
+def _but_version(manifest: Path) -> dict[str, Any]:
+    return {**json.loads(manifest.read_text()), "tilewise": ""}
 
 
 def jobs(amd: Path | None) -> dict[str, Callable[[Path, Tell], None]]:

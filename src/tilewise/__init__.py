@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewise import forks as _forks  # noqa: F401  # watches imports from the first one on
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Name -> module; imported on first use, so that `import tilewise` costs next to nothing.
 _PUBLIC = {
