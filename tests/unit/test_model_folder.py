@@ -215,9 +215,24 @@ def test_kernels_of_a_family_that_was_never_measured_come_last() -> None:
     kernels.append(VendorKernel(op_name="gemm", library="torch"))
     assert not model.handicaps(kernels).any()
     known = {n: f for n, f in model.calibration.kernels.items() if "_triton_ws_" not in n}
-    half = replace(model, calibration=replace(model.calibration, kernels=known))
+    names = [n for n in model.manifest["kernels"] if "_triton_ws_" not in n]
+    manifest = {**model.manifest, "kernels": names}
+    half = replace(model, calibration=replace(model.calibration, kernels=known), manifest=manifest)
     late = [k for k, taken in zip(kernels, half.handicaps(kernels), strict=True) if taken]
     assert late and all(k.family == "ws" for k in late)  # type: ignore[attr-defined]
     assert len(late) == sum(getattr(k, "family", "") == "ws" for k in kernels)
     none = replace(model, calibration=replace(model.calibration, engines={}))
     assert none.handicaps(kernels).all()
+
+
+@pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_data", "conv_bwd_weight"])
+def test_the_h200s_convolutions_are_known_and_the_safety_nets_come_last(op: str) -> None:
+    """Of some families few problems were measured: they are known all the same."""
+    arch = load_arch("sm_90", "H200")
+    model = load_model(SHIPPED / f"sm_90_{op}")
+    kernels = [k for k in load_pool(get_op(op), arch) if getattr(k, "dtype", "") == "bf16"]
+    taken = model.handicaps(kernels)
+    last = {k.family for k, much in zip(kernels, taken, strict=True) if much}  # type: ignore[attr-defined]
+    first = {k.family for k, much in zip(kernels, taken, strict=True) if not much}  # type: ignore[attr-defined]
+    assert last == {"implicit", "packed", "merged", "direct"}
+    assert first >= {"gemm", "im2col", "rows", "halo", "gather", "grouped", "depthwise"}

@@ -197,7 +197,7 @@ class Model:
 
     def _knows(self, engine: str, family: str) -> bool:
         """Whether kernels of an engine, and of a family where names tell one, were measured."""
-        measured = self.calibration.kernels
+        measured = (*self.calibration.kernels, *self.manifest.get("kernels", ()))
         return engine in self.calibration.engines and (
             not family or any(name.startswith(family) for name in measured)
         )
