@@ -5,7 +5,8 @@ usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp
                                         [--ops conv_fwd,conv_bwd_data,conv_bwd_weight]
                                         [--top 16] [--whole 0.2] [--seed 0] [--arch sm_90:H200]
                                         [--engines cuda,vendor] [--without FAMILIES]
-                                        [--problems FOLDER | --check | --dry-run] [--json]
+                                        [--problems FOLDER | --check | --compile | --dry-run]
+                                        [--json]
 
 The problems of a set are the convolutions of real networks and drawn ones, a third of them grouped
 or depthwise, some in one and in three dimensions, in an order in which every beginning is a fair
@@ -14,6 +15,8 @@ the rest the --top that the analytic model expects most of, each family having i
 are measured again in turns. Sets share the time by their size, and what one leaves the next one
 has. Every result is checked against the vendor's in fp32.
 
+All kernels of all sets are compiled beside the measuring, in the order in which they are needed, by
+all cores but those that measuring takes. --compile does that alone, with or without a device.
 --problems writes the sets as CSV files and measures nothing. --check works out, without a device,
 every launch that the sweep would make. --dry-run sweeps a few small problems on this CPU.
 """
@@ -22,10 +25,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -34,7 +41,7 @@ from typing import Any
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
-from tilewise.engines import engines_for
+from tilewise.engines import engines_for, get_engine
 from tilewise.errors import TilewiseError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
@@ -57,6 +64,8 @@ BATCHES = (1, 8, 32, 128, 256)
 MOST_MS = 1.5
 """At the device's peaks: a sweep has little time for a problem."""
 DRY_KERNELS = 12
+COMPILERS = max(1, (os.cpu_count() or 1) - 3)
+"""Measuring takes two processes, and their timings a quiet core."""
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
 
 
@@ -89,6 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--without", default="", help="families to leave out, by commas")
     parser.add_argument("--problems", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -226,6 +236,39 @@ def run_set(one: Set, args: argparse.Namespace, budget_s: float, kind: str) -> S
     )
 
 
+def compile_sets(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> dict[str, Any]:
+    """Compiles what the sets need, in their order; what does not compile is told by its sweep."""
+    failed = pairs = 0
+    for one in listed:
+        engines = engines_of(one, args, "gpu")
+        kernels = pool(one.op, one.dtype, arch, engines, args.without.split(","))
+        narrow, usual = Narrowing(one, kernels, args.top), get_op(one.op).module("launch")
+        for name in engines:
+            own = [k for k in kernels if k.engine == name != "vendor"]
+            wanted = [(k, usual.representative(k)) for k in own]
+            for p in one.problems.problems:
+                wanted += [(k, p) for k in own if narrow(k, p, arch) is None]
+            pairs += len(wanted)
+            failed += len(get_engine(name).compile_ahead(wanted, arch, max_workers=COMPILERS))
+    return {"pairs": pairs, "failed": failed}
+
+
+@contextmanager
+def compiled_beside() -> Iterator[None]:
+    """A process that compiles, of no other use; it and its children end with the block."""
+    # The same command with --compile at its end, in whose output nobody is interested.
+    command = [sys.executable, __file__, *sys.argv[1:], "--compile"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
     """All sets, each with its share of what time is left."""
     end, rows = time.monotonic() + 60 * args.minutes, []
@@ -293,14 +336,19 @@ def main() -> int:
             rows = [told(one) for one in listed]
         elif args.check:
             rows = check(listed, args, arch)
+        elif args.compile:
+            rows = [compile_sets(listed, args, arch)]
+        elif args.dry_run:
+            rows = run(listed, args, "cpu")
         else:
-            rows = run(listed, args, "cpu" if args.dry_run else "gpu")
+            with compiled_beside():
+                rows = run(listed, args, "gpu")
     except TilewiseError as error:
         print(f"sweep_convs: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps({"rows": rows}, default=str))
-    elif args.check or args.problems:
+    elif args.check or args.problems or args.compile:
         for row in rows:
             print(" ".join(f"{name}={value}" for name, value in row.items()))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,55 @@ def test_narrowed_problems_say_so(script: Any) -> None:
     (one,) = script.sets(args, H200)
     labels = list(script.Narrowing(one, [], 8).labels(one, 8))
     assert ['"top": 8' in text for text in labels] == [False] * 4 + [True] * 4
+
+
+def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = Namespace(sets="bf16:12", ops="conv_fwd", seed=0, whole=0.0, top=2)
+    args.engines, args.without = "cuda,vendor", "im2col,halo,rows,gather,stem"
+    asked: list[Any] = []
+    engine = script.get_engine("cuda")
+    monkeypatch.setattr(
+        engine, "compile_ahead", lambda pairs, arch, **how: asked.extend(pairs) or []
+    )
+    monkeypatch.setattr(script, "get_engine", lambda name: engine)
+    listed = script.sets(args, H200)
+    told = script.compile_sets(listed, args, H200)
+    assert told == {"pairs": len(asked), "failed": 0}
+    problems = [p for _, p in asked]
+    needed = [p for p in problems if p in listed[0].problems.problems]
+    order = [listed[0].problems.problems.index(p) for p in needed]
+    assert needed and order == sorted(order), "in the order in which they are measured"
+    assert {k.family for k, _ in asked} == {"grouped", "depthwise", "channelwise"}
+
+
+def test_what_compiles_beside_a_sweep_ends_with_it(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    pids = tmp_path / "pids"
+    child.write_text(
+        "import os, subprocess, sys, time\n"
+        "own = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"with open({str(pids)!r}, 'w') as file:\n"
+        "    print(os.getpid(), own.pid, sys.argv[-1], file=file)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(script, "__file__", str(child))
+    monkeypatch.setattr(sys, "argv", ["sweep_convs.py", "store"])
+    with script.compiled_beside():
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            time.sleep(0.01)
+    first, second, option = pids.read_text().split()
+    assert option == "--compile"
+    while is_alive(first) or is_alive(second):
+        time.sleep(0.01)
+
+
+def is_alive(pid: str) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return "Z (zombie)" not in status.read_text()
+    except OSError:
+        return False
