@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from math import gcd as plain_gcd
 from typing import Any
 
@@ -10,9 +11,18 @@ import numpy as np
 import pytest
 
 from tilewise.core.sizes import TraceError, cheapest, concrete, either, fields_of, gcd, pieces
-from tilewise.core.trace import Examples, follow, leaves, trace
+from tilewise.core.trace import Branch, Examples, Tree, leaves, trace
+from tilewise.export.render import Constants, Texts, value
 
 M, N = fields_of(("m", "n"), {"n": 1}).values()
+
+
+def follow(tree: Tree | None, fields: Mapping[str, int]) -> Any:
+    """The leaf's value for known sizes, as C++ finds it; None where nobody went."""
+    one = Examples({name: np.array([value]) for name, value in fields.items()})
+    while isinstance(tree, Branch):
+        tree = tree.yes if one.evaluate(tree.test)[0] else tree.no
+    return None if tree is None else tree.value
 
 
 def check(function: Any, tree: Any, count: int = 300) -> None:
@@ -92,3 +102,12 @@ def test_what_cannot_be_followed_is_refused(function: Any) -> None:
 def test_a_size_is_asked_about_inside_of_a_trace_alone() -> None:
     with pytest.raises(TraceError, match="outside of a trace"):
         bool(M > 3)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**63 + 5, -(2**70) + 3, 2**63 - 1, 7])
+def test_numbers_of_any_size_become_cpp(number: int) -> None:
+    """What no 64 bits hold stands in the expression; all else in the table of numbers."""
+    constants = Constants(Texts(), str)
+    text = value(number, constants)
+    assert all(-(2**63) <= n < 2**63 for n in constants.numbers)
+    assert eval(text, {"wide": int, "c": constants.numbers}) == number

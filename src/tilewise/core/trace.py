@@ -223,11 +223,3 @@ def leaves(tree: Tree | None) -> Iterator[Leaf]:
     elif tree is not None:
         yield from leaves(tree.yes)
         yield from leaves(tree.no)
-
-
-def follow(tree: Tree | None, fields: Mapping[str, int]) -> Any:
-    """The leaf's value for known sizes, as C++ would find it; None where nobody went."""
-    one = Examples({name: np.array([value]) for name, value in fields.items()})
-    while isinstance(tree, Branch):
-        tree = tree.yes if one.evaluate(tree.test)[0] else tree.no
-    return None if tree is None else tree.value

@@ -66,6 +66,8 @@ def expression(node: Node, constants: Constants) -> str:
             value = args[0]
             if isinstance(value, float):
                 return constants.fraction(value)
+            if _is_wide(node):  # more than a literal or the table of numbers holds
+                return f"(wide({value >> 32}) * {2**32} + {value % 2**32})"
             return number(value) if value in _PLAIN else constants.whole(value)
         case "field":
             return f"p[{args[0]}_]"
