@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.core.problem import Problem
-from tilewise.errors import FileError, InputError, ProblemError
+from tilewise.errors import FileError, InputError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import read_problems, write_problems
@@ -388,6 +388,7 @@ def test_words() -> None:
         (["M=1", "N=2", "K=x"], "K is 'x'"),
         (["M=1", "N=2", "K=3", "Q=4"], "gemm has no Q"),
         (["M=1", "M=2", "K=3"], "M is given twice"),
+        (["M=1", " M =2", "K=3"], "M is given twice"),
     ):
-        with pytest.raises(ProblemError, match=why):
+        with pytest.raises(InputError, match=why):
             problem_from_words(words, "gemm")

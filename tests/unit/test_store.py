@@ -459,7 +459,10 @@ def test_policies_are_data_with_an_identity() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["slow", "cache=warm", "repeats=0", "time_ms=-1", "nonsense=1", "quick,cold", "warmup=x"],
+    [
+        *("slow", "cache=warm", "repeats=0", "time_ms=-1", "nonsense=1", "quick,cold", "warmup=x"),
+        *("seed=", "seed=1,seed=2"),
+    ],
 )
 def test_bad_policies_are_refused(text: str) -> None:
     with pytest.raises(InputError):

@@ -16,6 +16,7 @@ from tilewise.core.identity import SCHEMA, canonical_json, digest
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
+from tilewise.core.words import pairs_of
 from tilewise.errors import InputError, nearest
 
 STATUSES = (
@@ -167,10 +168,7 @@ def parse_policy(text: str, kind: str = "cpu") -> Policy:
             raise InputError(f"policy {name!r} is unknown; use one of {known}{meant}")
         base = POLICIES[name]
     values: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise InputError(f"policy word {word!r} is not FIELD=VALUE")
+    for name, value in pairs_of(words, "quick,cache=cold").items():
         for target in ("min_repeats", "max_repeats") if name == "repeats" else (name,):
             values[target] = _number(value)
     return Policy.from_dict({**base.to_dict(), **values})

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from tilewise.core.problem import Problem
+from tilewise.core.words import pairs_of
 from tilewise.errors import InputError, ProblemError
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.problems.problem_set import Labels
@@ -136,14 +137,7 @@ class RowReader:
 
 def problem_from_words(words: Iterable[str], op: str, **defaults: Any) -> Problem:
     """The problem spelled as `KEY=VALUE` words, for example `M=128 N=1536 K=7168`."""
-    row: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise ProblemError(f"{word!r} is not KEY=VALUE; write for example M=128 or Hi=56")
-        if key in row:
-            raise ProblemError(f"{key} is given twice")
-        row[key.strip()] = value
+    row = pairs_of(words, "M=128 or Hi=56")
     problem, labels = RowReader(op, **defaults).read(row)
     if labels:
         known = ", ".join(get_op(op).problem.KEYS)
