@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ BROKEN: dict[str, Any] = {
     "list": "[]",
     "schema": '{"schema": 99, "sections": []}',
     "sections": '{"schema": 1, "sections": [3]}',
+    "doubled": '{"schema": 1, "sections": [], "sections": []}',
 }
 
 
@@ -120,6 +122,12 @@ def test_broken_files_are_left_out(
     tw.use_plan(path)
     assert tw.select(PROBLEM).path != "measured"
     assert "the plan file is left out" in caplog.text
+
+
+def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(FileError, match="no regular file"):
+        read_plan(tmp_path / "plan.json", detect("cpu"))
 
 
 @pytest.mark.parametrize("us", [-1.0, 0, float("nan"), "fast", True])

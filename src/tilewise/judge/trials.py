@@ -9,7 +9,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_dispatcher
-from tilewise.engines import get_engine
+from tilewise.engines import engines_for, get_engine
 from tilewise.ops.contract import get_op
 from tilewise.selection.measured import Times
 from tilewise.sweep.bench import Bench
@@ -26,8 +26,7 @@ def tune_problems(
     on_done: Callable[[Problem, dict[str, float]], None] = lambda problem, times: None,
 ) -> Times:
     """Times for every problem that some kernel served rightly."""
-    names = ("vendor", "cpu") if arch.kind == "cpu" else ("vendor", "triton", "cuda")
-    bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), names)
+    bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), problems)
     found: Times = {}
     for problem in dict.fromkeys(problems):
         if problem.is_empty:
@@ -40,8 +39,9 @@ def tune_problems(
     return found
 
 
-def _bench(arch: Arch, policy: Policy, names: Sequence[str]) -> Bench:
-    engines = {name: get_engine(name) for name in names}
+def _bench(arch: Arch, policy: Policy, problems: Sequence[Problem]) -> Bench:
+    ops = [get_op(name) for name in dict.fromkeys(problem.op for problem in problems)]
+    engines = {name: get_engine(name) for op in ops for name in engines_for(arch.kind, op)}
     if arch.kind == "cpu":
         from tilewise.sweep.bench_cpu import CpuBench
 

@@ -29,7 +29,7 @@ class Verdict:
     problem: Problem
     labels: Mapping[str, Any] = field(default_factory=dict)
     path: str
-    """Who chose: `model`, `analytic` or `vendor`."""
+    """Who chose, as in `Choice`."""
     chosen: str
     chosen_us: float | None
     """None where the chosen kernel failed."""

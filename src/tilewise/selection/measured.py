@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,9 @@ from tilewise import __version__
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
+from tilewise.core.plain_files import read_plain, replacing
 from tilewise.core.problem import Problem
+from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, InputError
 from tilewise.ops.contract import get_op
 from tilewise.settings import settings
@@ -95,7 +96,7 @@ def read_plan(path: Path, arch: Arch) -> Times:
     """What a plan file holds for this device and these versions."""
     wanted, found = section_of(arch), {}
     for section in _sections(path):
-        if {name: section.get(name) for name in wanted} == wanted:
+        if _is_of(section, wanted):
             found.update(_times(path, section.get("problems")))
     if not found:
         log.warning("%s holds nothing for %s", path, wanted)
@@ -112,9 +113,8 @@ def write_plan(path: Path, arch: Arch, times: Times) -> None:
     text = json.dumps({"schema": SCHEMA, "sections": [*others, {**wanted, "problems": rows}]})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error}") from None
 
@@ -125,11 +125,9 @@ def _is_of(section: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _sections(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        data: Any = json.loads(raw) if len(raw) <= MOST_BYTES else {}
+        data = loads(read_plain(path, most=MOST_BYTES))
         sections = data["sections"] if data["schema"] == SCHEMA else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path} is no plan file that `tune` wrote: {error!r}") from None
     if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
         raise FileError(f"{path} has schema or sections that `tune` never writes; tune again")
