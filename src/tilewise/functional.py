@@ -15,6 +15,7 @@ from tilewise.core.dtypes import dtype
 from tilewise.core.tensors import is_torch, view
 from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.shipped import (
+    convolve_arrays,
     has_product,
     multiply_arrays,
     product_of_any,
@@ -258,11 +259,15 @@ def _multiply(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
         if type(given) is not np.ndarray:
             view(given)  # refuses masks, which broadcasting would drop
     if has_product(a, b):
-        if out is None and type(a) is type(b) is np.ndarray:
-            return multiply_arrays(a, b, deterministic)
+        if type(a) is type(b) is np.ndarray and _is_plain_out(out):
+            return multiply_arrays(a, b, out, deterministic)
         return run_matmul(a, b, out=out, deterministic=deterministic)
     result = product_of_any(a, b, lambda x, y: run_matmul(x, y, deterministic=deterministic))
     return result if out is None else _into(out, result, a=a, b=b)
+
+
+def _is_plain_out(out: Any) -> bool:
+    return out is None or type(out) is np.ndarray
 
 
 def _into(out: Any, result: Any, **operands: Any) -> Any:
@@ -288,10 +293,13 @@ def _convolve(
         if out is None:
             return _tensors().convolve(rank, x, w, bias, residual=residual, **given)
         return _tensors().convolve_into(out, rank, x, w, bias, residual, **given)
+    is_bare = bias is None and residual is None and activation in (None, "none")
+    if is_bare and type(x) is type(w) is np.ndarray and _is_plain_out(out):
+        return convolve_arrays(rank, x, w, layer, out, deterministic)
     if len(view(x).shape) != rank + 2:
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
     problem, activate = infer(x, w, **layer), _activation(activation)
-    if bias is None and residual is None and activate is None:
+    if is_bare:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
     added = residual if bias is None else bias
     wide = replace(problem, out_dtype=_wide(x, added))

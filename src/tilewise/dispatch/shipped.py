@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tilewise.core.problem import Problem
 from tilewise.core.tensors import is_torch
 from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.operands import prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
+from tilewise.ops.conv.infer import infer as infer_conv
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.infer import infer
 
@@ -29,30 +31,69 @@ def run_matmul(
     return result.reshape((1, *result.shape))
 
 
-def multiply_arrays(a: Any, b: Any, deterministic: bool) -> Any:
+def multiply_arrays(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
     """`run_matmul` of NumPy arrays; the way is remembered for arrays stored alike."""
-    key = (
-        *(a.shape, b.shape, a.strides, b.strides, a.dtype, b.dtype, deterministic),
-        a.flags.aligned and b.flags.aligned,
-    )
+    key = (*_stored(a), *_stored(b), None if out is None else _stored(out), deterministic)
     call = CALLS.get(key)
     if call is not None:
-        return call(a, b)
-    problem = infer(a, b)
-    dispatcher = default_dispatcher("gemm", live_arch(a))
-    generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
-    ready = prepare(dispatcher.registry.op, problem, (a, b))
-    if problem.is_empty or ready.copied or ready.operands[0] is not a:
-        return run_matmul(a, b, deterministic=deterministic)
-    plan, _ = dispatcher.execute(problem, ready, deterministic=deterministic)
-    shape, kind = ready.out.shape, ready.out.dtype
+        return call(out, a, b)
+    result = _first(key, infer(a, b), a, b, out, deterministic)
+    return run_matmul(a, b, out=out, deterministic=deterministic) if result is None else result
 
-    def again(a: Any, b: Any) -> Any:
-        out = np.empty(shape, kind)
-        plan.execute((a, b), out)
+
+def convolve_arrays(
+    rank: int, x: Any, w: Any, layer: Mapping[str, Any], out: Any, deterministic: bool
+) -> Any:
+    """`run_conv` of NumPy arrays, forward; likewise."""
+    key: Any = (rank, *_stored(x), *_stored(w), None if out is None else _stored(out))
+    key = (*key, *layer.values(), deterministic)
+    try:
+        call = CALLS.get(key)
+    except TypeError:  # a list of strides, say
+        key, call = None, None
+    if call is not None:
+        return call(out, x, w)
+    if x.ndim != rank + 2:
+        raise TensorError(f"x has shape {x.shape}; conv{rank}d takes {rank + 2} dimensions")
+    problem = infer_conv(x, w, **layer)
+    result = None if key is None else _first(key, problem, x, w, out, deterministic)
+    if result is None:
+        return run_conv(problem, x, w, out=out, deterministic=deterministic)
+    return result
+
+
+def _stored(array: Any) -> tuple[Any, ...]:
+    """All that decides a call but where the array lies."""
+    flags = array.flags
+    return array.shape, array.strides, array.dtype, flags.aligned, flags.writeable
+
+
+def _first(key: Any, problem: Problem, a: Any, b: Any, out: Any, deterministic: bool) -> Any:
+    """Runs and remembers a call whose arrays are served where they lie; None where they are not."""
+    dispatcher = default_dispatcher(problem.op, live_arch(a))
+    generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
+    op = dispatcher.registry.op
+    ready = prepare(op, problem, (a, b), out)
+    is_there = ready.operands[0] is a and ready.operands[1] is b and ready.out is ready.result
+    if problem.is_empty or ready.copied or not is_there:
+        return None
+    plan, _ = dispatcher.execute(problem, ready, deterministic=deterministic)
+    launch, axes = plan.launcher((a, b), ready.out), op.storage(problem)[-1].axes
+    stored, kind = tuple(ready.out.shape[axis] for axis in axes), ready.out.dtype
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+
+    def made(_: Any, a: Any, b: Any) -> Any:
+        result = np.empty(stored, kind).transpose(back)
+        launch(result, a, b)
+        return result
+
+    def into(out: Any, a: Any, b: Any) -> Any:
+        if np.may_share_memory(out, a) or np.may_share_memory(out, b):
+            prepare(op, problem, (a, b), out)  # raises
+        launch(out, a, b)
         return out
 
-    CALLS.keep(key, again, generation)
+    CALLS.keep(key, made if out is None else into, generation)
     return ready.finish()
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -231,8 +232,7 @@ class CpuPlan(Plan):
 
     def launcher(self, operands: Sequence[Any], out: Any) -> Callable[..., None]:
         """`launch(out, *operands)` for tensors stored just like these; only addresses are read."""
-        if not is_torch(out):
-            return super().launcher(operands, out)
+        address = _address_of_tensor if is_torch(out) else _address_of_array
         numbered = [replace(view(t), address=at) for at, t in enumerate((*operands, out))]
         args = self._abi.fill(self.problem, numbered[:-1], numbered[-1])
         # The three addresses come first; whose each is shows in the numbers given for them.
@@ -242,13 +242,21 @@ class CpuPlan(Plan):
 
         def launch(out: Any, *tensors: Any) -> None:
             held = (*tensors, out)
-            one, two, three = (held[at].data_ptr() for at in order)
+            one, two, three = (address(held[at]) for at in order)
             scratch = _aligned(_workspace(needed).ctypes.data) if needed else 0
             status = run(_HEAD.pack(one, two, three, scratch, team) + rest)
             if status:
                 raise ExecutionError(f"{name} reported status {status}")
 
         return launch
+
+
+_address_of_tensor: Callable[[Any], int] = methodcaller("data_ptr")
+
+
+def _address_of_array(array: Any) -> int:
+    at: int = array.ctypes.data
+    return at
 
 
 _HEAD = struct.Struct("5Q")
