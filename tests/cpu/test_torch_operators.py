@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import tilewise as tw
+from tilewise import notices
 from tilewise.engines.toolchain import find_compiler
-from tilewise.torch_ops.theirs import _told as told
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -279,7 +279,7 @@ def test_compiled_products_into_a_tensor(backend: str) -> None:
 
 def test_what_is_traced_to_pytorch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
-    told.clear()
+    notices._told.clear()
     a = torch.randn(4, 4).double()
     image = torch.randn(1, 2, 4, 4).double()
     with caplog.at_level(logging.WARNING, "tilewise"):

@@ -13,10 +13,10 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 import tilewise as tw  # noqa: E402
+from tilewise import notices  # noqa: E402
 from tilewise.dispatch import default_dispatcher  # noqa: E402
 from tilewise.dispatch.remembered import CALLS  # noqa: E402
 from tilewise.engines.device import detect  # noqa: E402
-from tilewise.torch_ops import theirs  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 functional = torch.nn.functional
@@ -162,7 +162,7 @@ def test_graphs_replay_remembered_calls() -> None:
 
 
 def test_a_first_call_inside_a_capture_is_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
-    theirs._told.clear()
+    notices._told.clear()
     CALLS.forget()
     x, weight = randn(16, 520), randn(264, 520)
     torch.mm(x, weight.t())  # cuBLAS has its own first call

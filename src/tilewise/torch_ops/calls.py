@@ -18,9 +18,9 @@ from tilewise.dispatch.operands import ReadyCall, prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Plan
 from tilewise.errors import ArchError, TensorError
+from tilewise.notices import warn_once
 from tilewise.ops.contract import get_op
 from tilewise.torch_ops.collecting import COLLECTOR
-from tilewise.torch_ops.theirs import tell_once
 
 
 def allocator(
@@ -75,7 +75,7 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
         new = "a CUDA graph is being captured, and some call in it was never made before"
         if work.theirs is None:
             raise TensorError(f"{new}; run the model once before capturing it")
-        tell_once(f"{new}: PyTorch's kernel goes into the graph. Run the model once before")
+        warn_once(f"{new}: PyTorch's kernel goes into the graph. Run the model once before")
         return work.theirs(*tensors)
     dispatcher = _dispatcher(work, tensors[0])
     generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
@@ -113,7 +113,7 @@ def _dispatcher(work: Work, tensor: Tensor) -> Dispatcher | None:
     except ArchError as error:
         if work.theirs is None:
             raise
-        tell_once(f"left to PyTorch: {error}")
+        warn_once(f"left to PyTorch: {error}")
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,7 @@ from torch.autograd import forward_ad
 
 from tilewise.core.tensors import is_native
 from tilewise.errors import TensorError
-
-log = logging.getLogger("tilewise")
+from tilewise.notices import warn_once
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types whose memory is what it seems; further subclasses have a mind of their own."""
@@ -29,7 +27,6 @@ _REAL_FAULTS: tuple[type[Exception], ...] = (
     torch.OutOfMemoryError,
     *([torch.AcceleratorError] if hasattr(torch, "AcceleratorError") else []),
 )
-_told: set[str] = set()
 
 
 def forward_level() -> int:
@@ -74,7 +71,7 @@ def why_untraced(*tensors: torch.Tensor) -> str | None:
 
 def tell_traced(reason: str) -> None:
     """Tells once why a call goes to PyTorch, while it is traced instead of whenever it runs."""
-    tell_once(f"left to PyTorch: {reason}")
+    warn_once(f"left to PyTorch: {reason}")
 
 
 tell_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called, not traced
@@ -118,17 +115,10 @@ def leave(
     reason: str, function: Callable[..., torch.Tensor], *args: Any, **settings: Any
 ) -> torch.Tensor:
     """PyTorch's result; where PyTorch refuses too, that is the caller's mistake."""
-    tell_once(f"left to PyTorch: {reason}")
+    warn_once(f"left to PyTorch: {reason}")
     try:
         return function(*args, **settings)
     except _REAL_FAULTS:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise TensorError(f"tilewise does not take {reason}, and PyTorch says: {error}") from error
-
-
-def tell_once(message: str) -> None:
-    """Logs a warning, the first time."""
-    if message not in _told:
-        _told.add(message)
-        log.warning(message)
