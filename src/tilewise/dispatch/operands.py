@@ -35,8 +35,13 @@ class ReadyCall:
         return self.result
 
 
-def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -> ReadyCall:
-    """Tensors that fit `problem`; raises TensorError where they cannot."""
+def prepare(
+    op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None, *, is_fresh: bool = False
+) -> ReadyCall:
+    """Tensors that fit `problem`; raises TensorError where they cannot.
+
+    An `out` that is fresh was made for this call, so that nothing of it needs to be checked.
+    """
     if len(tensors) != len(op.operands):
         raise TensorError(
             f"{op.name} takes {len(op.operands)} tensors ({', '.join(op.operands)}); "
@@ -58,7 +63,10 @@ def prepare(op: Op, problem: Problem, tensors: Sequence[Any], out: Any = None) -
             copied.append(name)
         ready.append(tensor)
     if out is not None:
-        target, of = _check_out(op, out, problem, shapes[-1], tensors)
+        if is_fresh:
+            target, of = _fold(op, "out", out, view(out), shapes[-1])
+        else:
+            target, of = _check_out(op, out, problem, shapes[-1], tensors)
         if storages[-1].holds(of):
             return ReadyCall(tuple(ready), target, out, tuple(copied))
         copied.append("out")

@@ -90,7 +90,8 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
         CALLS.keep(key, work.theirs, generation)
         return work.theirs(*tensors)
     out = work.allocate()
-    call = prepare(dispatcher.registry.op, work.problem, work.operands(*tensors), work.seen(out))
+    op, given = dispatcher.registry.op, work.operands(*tensors)
+    call = prepare(op, work.problem, given, work.seen(out), is_fresh=True)
     if COLLECTOR.is_open and work.theirs is not None:
         COLLECTOR.add(plan.sources(call.operands, call.out))
         return work.theirs(*tensors)
@@ -218,7 +219,7 @@ def _again(work: Work, plan: Plan, *tensors: Tensor) -> Tensor:
     """The chosen plan on other tensors, which are checked and copied as need be."""
     out = work.allocate()
     op = get_op(work.problem.op)
-    call = prepare(op, work.problem, work.operands(*tensors), work.seen(out))
+    call = prepare(op, work.problem, work.operands(*tensors), work.seen(out), is_fresh=True)
     more = work.vectors(*tensors) if plan.epilogue is not None else ()
     plan.execute((*call.operands, *more), call.out)
     call.finish()
