@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import ceil, floor, gcd, isfinite, log2
@@ -87,9 +87,25 @@ class Expression:
             raise ExpressionError(f"cannot evaluate {self.source!r}: {error}") from None
 
 
+MOST_HELD = 4096
+_held: dict[str, Expression] = {}
+"""What was parsed, by its text: a model's features are, as they come and as a scorer has them."""
+
+
 def parse(source: str, known: Iterable[str]) -> Expression:
-    """The expression, checked against the `known` field names."""
+    """The expression, checked against the `known` field names; its tree is others' as well."""
     text = source.strip().replace("\n", " ")
+    names = known if isinstance(known, Set) else frozenset(known)
+    held = _held.get(text)
+    if held is None or not held.fields <= names:
+        held = _parsed(text, names)
+        if len(_held) >= MOST_HELD:
+            _held.clear()
+        _held[text] = held
+    return held
+
+
+def _parsed(text: str, known: Set[str]) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
             f"the expression has {len(text)} characters; {MAX_LENGTH} are allowed"
@@ -104,14 +120,14 @@ def parse(source: str, known: Iterable[str]) -> Expression:
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ExpressionError(f"not an expression: {message}", text, column) from None
     names: set[str] = set()
-    _check(tree, frozenset(known), names, text)
+    _check(tree, known, names, text)
     weight = _weight(tree)
     if weight > MAX_WEIGHT:
         raise ExpressionError(f"the expression comes to more than {MAX_WEIGHT} operations", text)
     return Expression(text, tree, frozenset(names), _compile(tree), weight)
 
 
-def _check(root: ast.expr, known: frozenset[str], names: set[str], text: str) -> None:
+def _check(root: ast.expr, known: Set[str], names: set[str], text: str) -> None:
     # A work list, not recursion: a deeply nested expression must not exhaust the stack here.
     pending: list[tuple[ast.expr, int]] = [(root, 0)]
     while pending:
@@ -123,9 +139,7 @@ def _check(root: ast.expr, known: frozenset[str], names: set[str], text: str) ->
         pending += [(child, depth + 1) for child in _children(node, known, names, text)]
 
 
-def _children(
-    node: ast.expr, known: frozenset[str], names: set[str], text: str
-) -> Iterable[ast.expr]:
+def _children(node: ast.expr, known: Set[str], names: set[str], text: str) -> Iterable[ast.expr]:
     match node:
         case ast.Constant(value=value) if isinstance(value, str) or _is_finite(value):
             return ()
