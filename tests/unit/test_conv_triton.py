@@ -232,7 +232,7 @@ def test_a_shortlist_gives_every_family_its_turn() -> None:
 
 def test_the_analytic_ranking_fits_families_to_layers() -> None:
     """Without a model: families for a layer's class come first, the vendor where none fits."""
-    from tilewise.ops.roofline import estimates_us
+    from tilewise.ops.roofline import Estimates
     from tilewise.ops.vendor import VendorKernel
 
     device = load_arch("sm_90:H200")
@@ -244,7 +244,7 @@ def test_the_analytic_ranking_fits_families_to_layers() -> None:
             k for k in load_pool(op, device, ["triton"]) if why_unusable(k, problem, device) is None
         ]
         legal.append(VendorKernel(op_name=problem.op, library="torch"))  # type: ignore[arg-type]
-        best = legal[int(estimates_us(legal, problem, device).argmin())]
+        best = legal[int(Estimates(op.name, legal)(problem, device).argmin())]
         return str(getattr(best, "family", "vendor"))
 
     assert first("fwd", "dense") == first("bwd_weight", "dense") == "vendor"

@@ -16,7 +16,7 @@ from tilewise.ops.columns import pool_rows
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
-from tilewise.ops.roofline import estimates_us
+from tilewise.ops.roofline import Estimates
 from tilewise.selection.models import SHIPPED
 
 FIELDS = (
@@ -132,4 +132,4 @@ def test_estimates_are_those_of_the_whole_definitions(op: str, name: str) -> Non
             np.arange(len(kernels)),
         )
         whole = features.evaluate(rows, ["analytic_us"])
-        assert estimates_us(kernels, problem, arch).tolist() == whole["analytic_us"].tolist()
+        assert Estimates(op, kernels)(problem, arch).tolist() == whole["analytic_us"].tolist()

@@ -38,7 +38,6 @@ class Node:
     high: float
     """Between which its value lies; of integers exactly."""
     is_float: bool = False
-    is_test: bool = False
 
 
 _NODES: dict[tuple[Any, ...], Node] = {}
@@ -268,7 +267,7 @@ def _test(op: str, left: Any, right: Any) -> Any:
         return a.high <= b.low
     if op in ("==", "!=") and (a.high < b.low or a.low > b.high):
         return op == "!="
-    return Truth(_node(op, a, b, low=0, high=1, is_test=True))
+    return Truth(_node(op, a, b, low=0, high=1))
 
 
 def either(test: Any, this: Any, that: Any) -> Any:

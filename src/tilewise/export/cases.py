@@ -17,13 +17,11 @@ from tilewise.core.expressions import Expression, parse
 from tilewise.core.problem import Problem
 from tilewise.core.sizes import MOST, fields_of
 from tilewise.core.trace import Examples, Tree, trace
-from tilewise.errors import InputError, ProblemError
+from tilewise.errors import ProblemError
 from tilewise.ops.contract import Op, get_op
 
 EXAMPLES = 24_000
 """Problems that show which ways through a launch there are; some ways are taken by few."""
-
-
 VARIANTS = 200
 """Problems that a layer is seen at besides its own: other numbers and sizes of images."""
 Sizes = Mapping[str, int]
@@ -80,9 +78,8 @@ def size_fields(op: Op) -> tuple[str, ...]:
 
 def word_fields(op: Op) -> tuple[str, ...]:
     """Fields that are text and not fixed by the op."""
-    implied = {op.problem.KEYS[key] for key in op.implied}
     named = [f.name for f in fields(op.problem) if str(f.type) == "str"]  # type: ignore[arg-type]
-    return tuple(name for name in named if name not in implied)
+    return tuple(name for name in named if name not in op.implied_fields)
 
 
 @cache
@@ -123,18 +120,14 @@ def of_layers(case: Case, names: Sequence[str], layers: Sequence[Sizes]) -> list
 
 def cases(op: Op, words: Mapping[str, Sequence[str]]) -> list[Case]:
     """One for every combination of words; fields of the op's own kind are filled in."""
-    implied = {op.problem.KEYS[key]: value for key, value in op.implied.items()}
-    names = word_fields(op)
-    found = []
-    for values in product(*(words[name] for name in names)):
-        found.append(Case(op=op, words=implied | dict(zip(names, values, strict=True))))
-    return found
+    names, implied = word_fields(op), op.implied_fields
+    choices = product(*(words[name] for name in names))
+    return [Case(op=op, words=implied | dict(zip(names, of, strict=True))) for of in choices]
 
 
 def _drawn(op: Op, count: int) -> Iterator[dict[str, Any]]:
     """Fields of problems that can be, from the op's own families."""
-    implied = {op.problem.KEYS[key]: value for key, value in op.implied.items()}
-    rng = random.Random(25)
+    implied, rng = op.implied_fields, random.Random(25)
     problems = op.problems
     draws = [*problems.families.values(), problems.uniform(1), problems.uniform(8)]
     made = 0
@@ -215,23 +208,3 @@ def parse_where(text: str, op: Op) -> Expression | None:
     if not text:
         return None
     return parse(text, size_fields(op))
-
-
-def describe(arch: Arch, case: Case) -> str:
-    """A case in few words."""
-    return f"{case.op.name} {' '.join(case.words.values())} on {arch.label}"
-
-
-def check_words(op: Op, words: Mapping[str, Sequence[str]]) -> None:
-    """Raises where no problem of the op has such words."""
-    for case in cases(op, words):
-        if not any(_is_possible(case, sizes) for sizes in _sizes_drawn(op.name)[:200]):
-            raise InputError(f"no problem of {op.name} is {', '.join(case.words.values())}")
-
-
-def _is_possible(case: Case, sizes: Mapping[str, int]) -> bool:
-    try:
-        case.at(sizes)
-    except ProblemError:
-        return False
-    return True

@@ -22,18 +22,8 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 
 
-def estimate_us(kernel: Kernel, problem: Problem, arch: Arch) -> float:
-    """Predicted time in microseconds. Comparable between kernels of one problem, not exact."""
-    return float(estimates_us([kernel], problem, arch)[0])
-
-
-def estimates_us(kernels: Sequence[Kernel], problem: Problem, arch: Arch) -> Array:
-    """The same for several kernels at once."""
-    return Estimates(problem.op, kernels)(problem, arch)
-
-
 class Estimates:
-    """Estimates for kernels that are asked about again and again."""
+    """Predicted times of some kernels: comparable for one problem, not exact."""
 
     def __init__(self, op: str, kernels: Sequence[Kernel]) -> None:
         self._op = op

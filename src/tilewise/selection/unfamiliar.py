@@ -13,11 +13,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from tilewise.core.plain_files import open_plain, read_plain
+from tilewise.core.plain_files import open_plain
 from tilewise.core.problem import Problem
-from tilewise.core.strict_json import loads
 from tilewise.engines.toolchain import private_folder
 from tilewise.errors import BuildError
 from tilewise.forks import make_lock
@@ -75,20 +73,3 @@ def _append(descriptor: int, line: bytes) -> None:
         return
     # A process that was killed while writing leaves half a line behind.
     os.write(descriptor, line if held.endswith(b"\n") or not held else b"\n" + line)
-
-
-def unfamiliar_problems() -> list[dict[str, Any]]:
-    """What was written down; damaged lines are passed over."""
-    try:
-        lines = read_plain(log_path(), most=2 * MOST_BYTES, is_private=True).splitlines()
-    except OSError:
-        return []
-    return [found for line in lines if (found := _parsed(line)) is not None]
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

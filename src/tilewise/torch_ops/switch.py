@@ -46,7 +46,7 @@ MOST = 256
 _Key = tuple[Any, ...]
 
 
-def _key(layer: nn.Module, x: Tensor) -> _Key:
+def _key(x: Tensor) -> _Key:
     """All that decides who serves; quick, as it is asked before every call."""
     if _is_autocast():
         kind = x.device.type
@@ -113,7 +113,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
         if not _is_traced():
-            key = _key(self, input)
+            key = _key(input)
             served = self.__dict__[SERVED].get(key) or _served(self, input, key)
             if served.is_ours:
                 return linear(input, self.weight, self.bias)
@@ -124,7 +124,7 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     """A layer's convolution where it is ours; edges other than zeros are padded first."""
     if _is_traced():
         return None
-    key = _key(layer, x)
+    key = _key(x)
     served = layer.__dict__[SERVED].get(key) or _served(layer, x, key)
     if not served.is_ours:
         return None

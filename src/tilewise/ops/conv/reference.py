@@ -29,32 +29,6 @@ def reference(problem: ConvProblem, *operands: Array) -> Array:
     return _narrow(p, _backward_weight(p, first, second))
 
 
-def brute_force(problem: ConvProblem, *operands: Array) -> Array:
-    """The same result by plain loops over the definition, for checking `reference` itself."""
-    p = problem
-    first, second = (_spread(p, operand) for operand in operands)
-    x_shape, w_shape, y_shape = _shapes(p)
-    shape = {"fwd": y_shape, "bwd_data": x_shape, "bwd_weight": w_shape}[p.direction]
-    out = np.zeros(shape)
-    c_group, k_group = p.c // p.g, p.k // p.g
-    for n, k, *at in product(*map(range, y_shape)):
-        for c, *tap in product(*map(range, w_shape[1:])):
-            source = [
-                o * s + t * d - pad for o, t, (s, d, pad) in zip(at, tap, _steps(p), strict=True)
-            ]
-            if any(not 0 <= i < size for i, size in zip(source, x_shape[2:], strict=True)):
-                continue
-            x_at = (n, k // k_group * c_group + c, *source)
-            w_at, y_at = (k, c, *tap), (n, k, *at)
-            if p.direction == "fwd":
-                out[y_at] += first[x_at] * second[w_at]
-            elif p.direction == "bwd_data":
-                out[x_at] += first[y_at] * second[w_at]
-            else:
-                out[w_at] += first[x_at] * second[y_at]
-    return _narrow(p, out)
-
-
 def _steps(p: ConvProblem) -> tuple[tuple[int, int, int], ...]:
     """Stride, dilation and pad of depth, height and width."""
     return (
