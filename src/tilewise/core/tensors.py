@@ -12,8 +12,7 @@ from tilewise.core.arch import amd_name, known_archs, load_arch
 from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.errors import TensorError
 
-# NumPy names bf16 and fp8 types through ml_dtypes, which registers them under these names.
-_NAMES = {
+NAMES = {
     "float64": "fp64",
     "float32": "fp32",
     "float16": "fp16",
@@ -23,7 +22,8 @@ _NAMES = {
     "int8": "int8",
     "int32": "int32",
 }
-_TORCH = {ours: theirs for theirs, ours in _NAMES.items()}
+"""Types as PyTorch names them, and NumPy with ml_dtypes -> our names."""
+_TORCH = {ours: theirs for theirs, ours in NAMES.items()}
 # The encodings of CDNA 3's matrix units; there fp8 and bf8 are these, elsewhere never.
 _FNUZ = {"float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "bf8"}
 _numpy_names: dict[Any, str] = {}
@@ -119,10 +119,10 @@ def _view_tensor(tensor: Any) -> TensorView:
 
 
 def _known(name: str) -> str:
-    if name not in _NAMES:
-        operands = [theirs for theirs, ours in _NAMES.items() if ours in OPERAND_DTYPES]
+    if name not in NAMES:
+        operands = [theirs for theirs, ours in NAMES.items() if ours in OPERAND_DTYPES]
         raise TensorError(f"dtype {name} is not supported; use one of {', '.join(operands)}")
-    return _NAMES[name]
+    return NAMES[name]
 
 
 def is_native(name: str, tensor: Any) -> bool:

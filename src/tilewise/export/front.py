@@ -54,9 +54,9 @@ def problem_structs(exports: Sequence[OpExport]) -> str:
 def _struct(name: str, exports: Sequence[OpExport]) -> str:
     op = exports[0].op
     enums, members = [], []
-    implied = [op.problem.KEYS[key] for key in op.implied]
+    implied = list(op.implied_fields)
     for field in implied:
-        listed = [str(export.op.implied[_key(export.op, field)]) for export in exports]
+        listed = [str(export.op.implied_fields[field]) for export in exports]
         enums.append(_enum(field, listed))
         members.append(
             f"  {enum_name(field)} {identifier(field)} = {enum_name(field)}::{word(listed[0])};"
@@ -119,7 +119,3 @@ def _enum(field: str, words: Sequence[str]) -> str:
 def enum_name(field: str) -> str:
     """The C++ type of a text field."""
     return identifier("".join(part.capitalize() for part in field.split("_")))
-
-
-def _key(op: Op, field: str) -> str:
-    return next(key for key, name in op.problem.KEYS.items() if name == field)

@@ -111,10 +111,7 @@ def _packer(layout: Layout, model: Model) -> str:
     """`rank_problem`: the fields of a problem in the order that the features want."""
     lines = []
     words = model.features.words
-    implied = {
-        f"p_{get_op(model.op).problem.KEYS[key]}": value
-        for key, value in get_op(model.op).implied.items()
-    }
+    implied = {f"p_{name}": value for name, value in get_op(model.op).implied_fields.items()}
     for at, name in enumerate(layout.problem_fields):
         plain = name.removeprefix("p_")
         if name in implied:

@@ -111,6 +111,11 @@ class Op:
         """A problem of this op from file keys such as `M=128`."""
         return self.problem.from_dict({**self.implied, **values})
 
+    @property
+    def implied_fields(self) -> dict[str, Any]:
+        """`implied` by the problem's fields."""
+        return {self.problem.KEYS[key]: value for key, value in self.implied.items()}
+
     def __post_init__(self) -> None:
         for engine in {kind.engine for kind in self.kernel_types}:
             kinds = self.types_of(engine)

@@ -109,7 +109,8 @@ class Choice:
     problem: Problem
     kernel: Kernel
     path: str
-    """Who chose: `model`, `analytic`, `vendor` (the last resort) or `empty` (no work)."""
+    """Who chose: `measured` (a plan file), `model`, `analytic`, `vendor` (the last resort) or
+    `empty` (no work)."""
     reason: str
     ranking: Sequence[Ranked] = ()
     """Those that can serve, the chosen one first; worked out as far as it is looked at."""

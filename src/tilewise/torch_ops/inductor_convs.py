@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError
+from tilewise.ops.conv.infer import layout_by
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.torch_ops import convolutions
 from tilewise.torch_ops.convolutions import dense_strides, result_shape
@@ -142,8 +143,7 @@ def _problem(x: Any, w: Any, layer: Any, transposed: bool) -> ConvProblem | None
 
 
 def _layout(tensor: Tensor) -> str:
-    has_pixels = any(n > 1 for n in tensor.shape[2:])
-    return "nhwc" if has_pixels and tensor.shape[1] > 1 and tensor.stride(1) == 1 else "nchw"
+    return layout_by(tensor.shape, tensor.stride(1))
 
 
 def _is_dense(tensor: Tensor, layout: str) -> bool:

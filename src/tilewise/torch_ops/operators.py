@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tilewise.ops.conv.epilogue import Epilogue
+from tilewise.ops.conv.infer import layout_by
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
 from tilewise.torch_ops.library import define, is_seen
@@ -138,9 +139,7 @@ scaled_matmul = define(
 
 
 def _layout(x: Tensor) -> str:
-    """As `layout_of`: channels alone packed innermost, of at least two, over some pixels."""
-    has_pixels = any(n > 1 for n in x.shape[2:])
-    return "nhwc" if has_pixels and x.shape[1] > 1 and x.stride(1) == 1 else "nchw"
+    return layout_by(x.shape, x.stride(1))
 
 
 def _layer(settings: Sequence[Any]) -> tuple[Layer, bool]:

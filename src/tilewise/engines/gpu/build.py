@@ -189,8 +189,8 @@ def compile_together(
         told = ((source, _compiles(source, target)) for source in group)
         return [f"{source.function}: {error}" for source, error in told if error]
 
-    with ThreadPoolExecutor(min(max_workers or cpu_count() or 1, len(groups))) as pool:
-        return [line for lines in pool.map(failures, groups) for line in lines]
+    with ThreadPoolExecutor(min(max_workers or cpu_count() or 1, len(groups))) as crew:
+        return [line for lines in crew.map(failures, groups) for line in lines]
 
 
 def _compiles(source: AnySource, target: str) -> str:

@@ -10,8 +10,8 @@ from tilewise.engines.gpu.objects import Box, GpuObject
 from tilewise.errors import ExecutionError
 from tilewise.ops.launch import Argument, CudaSource, Pointer, Scratch, Step, TensorMap
 
-BYTES = {"i32": 4, "u32": 4, "f32": 4, "fp32": 4, "i64": 8, "u64": 8}
-"""Of numbers in a signature."""
+BYTES = {"i32": 4, "u32": 4, "f32": 4, "fp32": 4, "i64": 8, "u64": 8, "*": 8, "map": 128}
+"""What each kind of argument takes among a kernel's parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def laid_out(step: Step, made: GpuObject, name: str) -> list[Passed]:
             found.append(Passed(value=argument, kind="*"))
         else:
             found.append(Passed(value=argument, kind=kind))
-    sizes = tuple({"map": 128, "*": 8}.get(p.kind) or BYTES[p.kind] for p in found)
+    sizes = tuple(BYTES[passed.kind] for passed in found)
     extra = made.parameters[len(sizes) :]
     if made.parameters[: len(sizes)] != sizes or (extra and not is_triton):
         raise ExecutionError(

@@ -11,6 +11,7 @@ from pathlib import Path
 import tilewise.ops
 from tilewise.core.identity import digest
 from tilewise.core.source import identifier, number
+from tilewise.engines.gpu.layout import BYTES
 from tilewise.engines.gpu.object_cache import cached
 from tilewise.engines.gpu.objects import GpuObject, cubin_object
 from tilewise.engines.includes import headers_of
@@ -18,8 +19,6 @@ from tilewise.errors import BuildError, ExpressionError
 from tilewise.ops.launch import CudaSource
 
 OPS = Path(tilewise.ops.__path__[0])
-BYTES = {"map": 128, "*": 8, "i32": 4, "i64": 8, "f32": 4}
-"""What an argument of each kind takes among a kernel's parameters."""
 FLAGS = ("--std=c++17", "--fmad=true")
 SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 

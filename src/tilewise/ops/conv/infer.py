@@ -133,8 +133,13 @@ def _pads(
 
 def layout_of(seen: TensorView) -> str:
     """nhwc where channels alone are packed innermost, nchw otherwise."""
-    has_pixels = any(n > 1 for n in seen.shape[2:])
-    return "nhwc" if has_pixels and seen.shape[1] > 1 and seen.strides[1] == 1 else "nchw"
+    return layout_by(seen.shape, seen.strides[1])
+
+
+def layout_by(shape: Sequence[Any], channel_stride: Any) -> str:
+    """The same of a tensor that may have no memory, by what decides it."""
+    has_pixels = any(n > 1 for n in shape[2:])
+    return "nhwc" if has_pixels and shape[1] > 1 and channel_stride == 1 else "nchw"
 
 
 def misses_input(
