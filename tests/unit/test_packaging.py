@@ -19,9 +19,10 @@ SRC = Path(tilewise.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-ON_REQUEST = {"ml_dtypes", "cuda"}
-"""Imported where a user asks for it; the error names the package, and PyTorch's GPU build brings
-CUDA's own."""
+ON_REQUEST = {"ml_dtypes"}
+"""Imported where a user asks for it; the error names the package."""
+TOOLS = {"pytest-xdist", "ruff", "mypy", "mkdocs-material", "nvidia-cuda-nvrtc"}
+"""What tests and checks use without importing it: plugins, commands, a library found on disk."""
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -56,8 +57,10 @@ def test_dependencies_are_declared_as_they_are_used() -> None:
 
 
 def test_what_the_tests_install_can_train_and_run_all() -> None:
-    needed = names(EXTRAS["learn"] + EXTRAS["gpu"] + EXTRAS["ray"])
-    assert needed <= names(EXTRAS["test"])
+    needed = names(EXTRAS["learn"] + EXTRAS["gpu"] + EXTRAS["ray"] + EXTRAS["report"])
+    tests = names(EXTRAS["test"])
+    assert needed <= tests
+    assert tests - needed - TOOLS <= imported(ROOT / "tests")
 
 
 def test_the_demo_is_light() -> None:
