@@ -20,40 +20,55 @@ if TYPE_CHECKING:
     from tilewise.export.top import Loss
 
 
+FolderArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The new folder to write.")]
+OpsOption = Annotated[list[str], typer.Option("--op", help="gemm, conv_fwd, ... (repeatable).")]
+WantedArchOption = Annotated[
+    str, typer.Option("--arch", help="As sm_90, sm_90:H200 or x86_avx512.")
+]
+DtypesOption = Annotated[list[str], typer.Option("--dtype", help="Of operands (repeatable).")]
+OutDtypesOption = Annotated[
+    list[str] | None,
+    typer.Option("--out-dtype", help="Of results (repeatable); by default the dtype's own."),
+]
+LayoutsOption = Annotated[
+    list[str] | None, typer.Option("--layout", help="Only these layouts (repeatable).")
+]
+WhereOption = Annotated[
+    str, typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'.")
+]
+MostKernelsOption = Annotated[
+    int | None, typer.Option(min=1, help="At most so many kernels an op: those that win most.")
+]
+LayersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="CSV, JSON or JSON lines: keep kernels that win there, and compile "
+        "convolutions for these layers; by default the model's own."
+    ),
+]
+OneModelOption = Annotated[
+    Path | None, typer.Option(help="A model folder; by default the one that fits, an op each.")
+]
+ObjectsOption = Annotated[
+    int, typer.Option(min=1, help="Compiled GPU kernels at most, an op each.")
+]
+CompilersOption = Annotated[int | None, typer.Option(min=1, help="Compilers at once.")]
+
+
 def export_cpp(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The new folder to write.")],
-    op: Annotated[list[str], typer.Option("--op", help="gemm, conv_fwd, ... (repeatable).")],
-    arch: Annotated[str, typer.Option("--arch", help="As sm_90, sm_90:H200 or x86_avx512.")],
-    dtype: Annotated[list[str], typer.Option("--dtype", help="Of operands (repeatable).")],
-    out_dtype: Annotated[
-        list[str] | None,
-        typer.Option("--out-dtype", help="Of results (repeatable); by default the dtype's own."),
-    ] = None,
-    layout: Annotated[
-        list[str] | None, typer.Option("--layout", help="Only these layouts (repeatable).")
-    ] = None,
+    folder: FolderArgument,
+    op: OpsOption,
+    arch: WantedArchOption,
+    dtype: DtypesOption,
+    out_dtype: OutDtypesOption = None,
+    layout: LayoutsOption = None,
     expression: FilterOption = None,
-    where: Annotated[
-        str,
-        typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'."),
-    ] = "",
-    top: Annotated[
-        int | None, typer.Option(min=1, help="At most so many kernels an op: those that win most.")
-    ] = None,
-    problems: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV, JSON or JSON lines: keep kernels that win there, and compile "
-            "convolutions for these layers; by default the model's own."
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder; by default the one that fits, an op each.")
-    ] = None,
-    max_objects: Annotated[
-        int, typer.Option(min=1, help="Compiled GPU kernels at most, an op each.")
-    ] = 1000,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="Compilers at once.")] = None,
+    where: WhereOption = "",
+    top: MostKernelsOption = None,
+    problems: LayersOption = None,
+    model: OneModelOption = None,
+    max_objects: ObjectsOption = 1000,
+    max_workers: CompilersOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes a C++17 library with ranking, rules and kernels; CMake builds it."""
