@@ -96,6 +96,10 @@ def test_its_measurements(work: Path, tmp_path: Path) -> None:
     )
     assert again["problems"] == PROBLEMS and again["bad"] == 0
     shown("report", work / "store", "--out", tmp_path / "report.html")
+    shown("data", "publish", work / "store", tmp_path / "lean")
+    assert shown("data", "check", tmp_path / "lean")["ok"] == checked["ok"]
+    merged = shown("data", "merge", tmp_path / "merged", work / "store", tmp_path / "lean")
+    assert merged["added"] >= checked["rows"] and not merged["conflicts"]
 
 
 def arch() -> str:
@@ -124,6 +128,8 @@ def test_it_is_ranked_measured_and_validated(work: Path) -> None:
     few = work / "few.csv"
     few.write_text("\n".join((work / "problems.csv").read_text().splitlines()[:3]))
     words = ("validate", *OP, "--dtype", "fp32", "--problems", few, *QUICK)
+    tuned = shown("tune", *OP, "--problems", few, "--out", work / "plan.json")
+    assert len(tuned["rows"]) == 2
     report = shown(*words, "--store", work / "judged")
     assert report["summary"]["problems"] == 2 and report["summary"]["failures"] == {}
 
