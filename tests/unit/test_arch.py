@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tilewise.core.arch import Arch, devices, known_archs, load_arch, parse_arch, sources
-from tilewise.engines.device import detect, detect_cpu, gpu_arch, why_no_gpu
+from tilewise.engines.device import CORE_GB_S, detect, detect_cpu, gpu_arch, why_no_gpu
 from tilewise.errors import ArchError
+from tilewise.settings import settings
 
 ARCHS = (
     "gfx90a",
@@ -185,6 +186,18 @@ def test_cpu_figures_are_the_live_ones(tmp_path: Path) -> None:
 
 def test_hardware_threads_of_a_core_count_once(tmp_path: Path) -> None:
     assert detect_cpu(machine(tmp_path, FLAGS_AVX2, siblings=True)).compute_units == 1
+
+
+def test_no_more_cores_count_than_threads_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWISE_THREADS", "1")
+    settings.cache_clear()
+    try:
+        arch = detect_cpu(machine(tmp_path, FLAGS_AVX2))
+    finally:
+        settings.cache_clear()
+    assert (arch.compute_units, arch.memory_gb_s) == (1, CORE_GB_S)
 
 
 def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:

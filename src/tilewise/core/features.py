@@ -49,11 +49,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Field values of problems, kernels and one architecture, and which rows pair them up."""
+    """Field values of problems, kernels and one architecture, and which rows pair them up.
+
+    Where problems were measured on several devices, those of the architecture go by problem.
+    """
 
     problems: Mapping[str, Array]
     kernels: Mapping[str, Array]
-    arch: Mapping[str, float]
+    arch: Mapping[str, float] | Mapping[str, Array]
     problem_index: NDArray[np.int64]
     kernel_index: NDArray[np.int64]
 
@@ -141,8 +144,13 @@ class FeatureSet:
         needed = self._needed([n for n in names if n not in given])
         held: dict[str, Array] = {k: np.asarray(v, np.float64) for k, v in rows.problems.items()}
         held |= {k: np.asarray(v, np.float64) for k, v in rows.kernels.items()}
-        held |= {k: np.asarray(float(v)) for k, v in rows.arch.items()}
-        scopes = {**self.scopes, **dict.fromkeys(given, MIXED)}
+        held |= {k: np.asarray(v, np.float64) for k, v in rows.arch.items()}
+        by_problem = [name for name in rows.arch if held[name].ndim]
+        scopes = {
+            **self.scopes,
+            **dict.fromkeys(by_problem, PROBLEM),
+            **dict.fromkeys(given, MIXED),
+        }
         spread: dict[str, Array] = dict(given)
         sizes = {PROBLEM: _length(rows.problems), KERNEL: _length(rows.kernels)}
 

@@ -179,6 +179,13 @@ class Model:
         arch = load_arch(self.arch, self.device)
         return arch.with_figures(**self.manifest.get("figures", {}))
 
+    @property
+    def stands(self) -> tuple[Arch, ...]:
+        """Every device that was measured, or number of its cores; `trained_on` is the first."""
+        arch = load_arch(self.arch, self.device)
+        rest = [arch.with_figures(**f) for f in self.manifest.get("stands", ())]
+        return (self.trained_on, *rest[1:])
+
     def figures_for(self, arch: Arch | None) -> Arch:
         """`arch`; where it only names what has no product (a CPU), with the measured figures."""
         if arch is None or (not arch.device and arch == load_arch(self.arch)):
@@ -375,12 +382,13 @@ def _check_scopes(model: Model) -> None:
 
 def _check_figures(model: Model) -> None:
     """Raises where the measured device is no device of the architecture."""
-    figures = model.manifest.get("figures", {})
-    peaks = figures.get("peak_tflops", {})
-    plain = [value for name, value in figures.items() if name != "peak_tflops"]
-    for value in (*plain, *peaks.values()):
-        if type(value) not in (int, float) or not 0 <= value < 1e18:
-            raise ValueError(f"{MANIFEST}: a figure is {value!r}; figures are numbers")
-    arch = model.trained_on
-    if min(arch.compute_units, arch.clock_mhz, arch.memory_gb_s, *arch.peak_tflops.values()) <= 0:
-        raise ValueError(f"{MANIFEST}: a figure is 0")
+    manifest = model.manifest
+    for figures in (manifest.get("figures", {}), *manifest.get("stands", ())):
+        peaks = figures.get("peak_tflops", {})
+        plain = [value for name, value in figures.items() if name != "peak_tflops"]
+        for value in (*plain, *peaks.values()):
+            if type(value) not in (int, float) or not 0 <= value < 1e18:
+                raise ValueError(f"{MANIFEST}: a figure is {value!r}; figures are numbers")
+    for a in model.stands:
+        if min(a.compute_units, a.clock_mhz, a.memory_gb_s, *a.peak_tflops.values()) <= 0:
+            raise ValueError(f"{MANIFEST}: a figure is 0")

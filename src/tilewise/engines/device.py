@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewise.core.arch import Arch, amd_name, devices, known_archs, load_arch
 from tilewise.errors import ArchError
+from tilewise.settings import settings
 
 CORE_GB_S = 12.0
 """What one core draws from memory: about a dozen line fills of 64 bytes in flight per 70 ns."""
@@ -131,11 +132,14 @@ def _closest(name: str, product: str) -> Arch:
 
 
 def detect_cpu(root: Path = Path("/")) -> Arch:
-    """The processor, from `/proc` and `/sys` under `root`, as far as this process may use it."""
+    """The processor, from `/proc` and `/sys` under `root`, as far as this process may use it.
+
+    No more cores count than kernels may use threads.
+    """
     info = _cpuinfo(root)
     flags = frozenset(info.get("flags", "").split())
     base = load_arch(_cpu_file(flags))
-    cores = _usable_cores(root)
+    cores = min(_usable_cores(root), settings().threads)
     live: dict[str, Any] = {
         "device": info.get("model name", ""),
         "compute_units": cores,

@@ -1,4 +1,8 @@
-"""Measurements as arrays: problems, kernels, and one row per pair that was measured."""
+"""Measurements as arrays: problems, kernels, and one row per pair that was measured.
+
+Times of several devices, or of several numbers of threads, stand side by side: a problem that was
+measured on two is two problems of the data, each with its device's figures among its features.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +79,8 @@ class Dataset:
     enough problems were read in turn twice, only those count, by both of these readings."""
     tactics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """How the vendor's library said it would serve a problem, by the problem's key."""
+    stands: tuple[Arch, ...] = ()
+    """The device of each problem where they were measured on several, else none."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -117,11 +123,17 @@ class Dataset:
         return tuple(sorted({p.dtype for p in self.problems}))
 
     @cached_property
+    def devices(self) -> tuple[Arch, ...]:
+        """Each device that problems were measured on, once."""
+        return tuple({id(stand): stand for stand in self.stands or (self.arch,)}.values())
+
+    @cached_property
     def digest(self) -> str:
         """Identity of what is learned from: the problems, kernels, times and tactics."""
         seal = hashlib.sha256()
         for p, k, t in zip(self.problem_index, self.kernel_index, self.time_us, strict=True):
-            seal.update(f"{self.problems[p].key} {self.kernels[k].key} {t!r}\n".encode())
+            where = f"{self.stand_of(p)} " if self.stands else ""
+            seal.update(f"{where}{self.problems[p].key} {self.kernels[k].key} {t!r}\n".encode())
         for key in sorted({self.problems[p].key for p in self.problem_index} & set(self.tactics)):
             seal.update(f"{key} {json.dumps(self.tactics[key], sort_keys=True)}\n".encode())
         return seal.hexdigest()
@@ -135,17 +147,25 @@ class Dataset:
             for f in features.fields_of(KERNEL)
             if f.name.startswith("k_factor_")
         }
-        arch = columns(features.fields_of(ARCH), [arch_values(self.arch)])
+        problems = columns(
+            features.fields_of(PROBLEM),
+            [problem_values(p, self.tactics.get(p.key)) for p in self.problems],
+        )
+        known = {id(stand): arch_values(stand) for stand in self.devices}
+        stands = [known[id(stand)] for stand in self.stands] or list(known.values())
+        arch = columns(features.fields_of(ARCH), stands)
         return Rows(
-            columns(
-                features.fields_of(PROBLEM),
-                [problem_values(p, self.tactics.get(p.key)) for p in self.problems],
-            ),
+            problems,
             {**kernels, **empty, **(factors or {})},
-            {name: float(value[0]) for name, value in arch.items()},
+            arch if self.stands else {name: float(value[0]) for name, value in arch.items()},
             self.problem_index,
             self.kernel_index,
         )
+
+    def stand_of(self, problem: int) -> str:
+        """Where a problem was measured, in words: the device and how many of its cores."""
+        stand = self.stands[problem] if self.stands else self.arch
+        return f"{stand.label} x{stand.compute_units}"
 
     def keep(self, mask: NDArray[np.bool_]) -> Dataset:
         """Some of the rows; problems and kernels keep their places."""
@@ -171,9 +191,10 @@ class Dataset:
 def from_measurements(
     rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = "", dtype: str = ""
 ) -> Dataset:
-    """The rows of one op, arch and device; where several are mixed the options must say which.
+    """The rows of one op and arch; where several are mixed the options must say which.
 
-    An `Arch` gives the figures of the device that was measured; a name leaves them to be found.
+    An `Arch` gives the figures of the device that was measured, of several those of rows that carry
+    none; a name leaves them to be found.
     """
     from tilewise.data.schema import to_table
 
@@ -210,20 +231,73 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
     if not rows:
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
     only = {name: _single(rows, name) for name in ("op", "arch")}
-    # Times of several devices or policies are different facts: the most common are learned from.
     timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
     _check_times(rows)
-    for name in ("device", "policy"):
-        counts = Counter(r[name] for r in rows).most_common()
-        if len(counts) > 1:
-            left = sum(count for _, count in counts[1:])
-            log.warning("%d rows of another %s than %s are left out", left, name, counts[0][0])
-        rows = [r for r in rows if r[name] == counts[0][0]]
-    if not isinstance(arch, Arch):
-        arch = arch_of(rows)
-    return _arrays(usable(rows, arch.kind), only["op"], arch)
+    kind, parts = load_arch(only["arch"]).kind, _stands(rows)
+    given = arch if isinstance(arch, Arch) else None
+    stands = [_stand(part, given, is_alone=len(parts) == 1) for part in parts]
+    made = [_arrays(usable(p, kind), only["op"], a) for p, a in zip(parts, stands, strict=True)]
+    return together(made)
+
+
+def _stand(rows: Sequence[Mapping[str, Any]], given: Arch | None, *, is_alone: bool) -> Arch:
+    """The device of rows: by the figures that they carry, else the one given, else looked up."""
+    if given is None:
+        return arch_of(rows)
+    if not any(r["figures"] for r in rows):
+        return given
+    carried = arch_of(rows)
+    return replace(carried, device=given.device) if is_alone else carried
+
+
+def _stands(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each device and number of threads, most first; what else is timed must be one.
+
+    Times with a cold cache and with a warm one are different facts, which no figure tells apart.
+    """
+    ways = Counter(_way(r["policy"]) for r in rows).most_common()
+    if len(ways) > 1:
+        left = sum(count for _, count in ways[1:])
+        log.warning("%d rows of another policy than %s are left out", left, ways[0][0])
+    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if _way(row["policy"]) == ways[0][0]:
+            parts.setdefault((row["device"], row["policy"]), []).append(row)
+    return sorted(parts.values(), key=len, reverse=True)
+
+
+@cache
+def _way(timed: str) -> str:
+    """What is timed, whatever the number of threads."""
+    return json.dumps({n: v for n, v in json_object(timed, "a policy").items() if n != "threads"})
+
+
+def together(parts: Sequence[Dataset]) -> Dataset:
+    """One data set of several, each of a device or a number of threads; figures tell them apart."""
+    if len(parts) == 1:
+        return parts[0]
+    first, kernels = parts[0], {k.key: k for part in parts for k in part.kernels}
+    place = {key: at for at, key in enumerate(kernels)}
+    starts = np.cumsum([0, *(len(part.problems) for part in parts)])
+    joined: dict[str, Any] = {
+        name: sum((getattr(part, name) for part in parts), ()) for name in ("problems", "labels")
+    }
+    for name in ("time_us", "spread_us", "repeats", "first_us", "again_us"):
+        joined[name] = np.concatenate([getattr(part, name) for part in parts])
+    at = [part.problem_index + start for part, start in zip(parts, starts, strict=False)]
+    return replace(
+        first,
+        **joined,
+        kernels=tuple(kernels.values()),
+        problem_index=np.concatenate(at),
+        kernel_index=np.concatenate(
+            [np.array([place[k.key] for k in p.kernels], np.int64)[p.kernel_index] for p in parts]
+        ),
+        tactics={key: of for part in parts for key, of in part.tactics.items()},
+        stands=tuple(part.arch for part in parts for _ in part.problems),
+    )
 
 
 def arch_of(rows: Sequence[Mapping[str, Any]]) -> Arch:

@@ -79,7 +79,8 @@ def evaluate(folder: Path | str, data: Dataset) -> Evaluation:
     rows = data.is_whole[data.problem_index]
     for row, (p, k) in enumerate(zip(data.problem_index, data.kernel_index, strict=True)):
         if is_trained[p]:
-            found = held.get((data.problems[p].key, data.kernels[k].name))
+            pair = data.problems[p].key, data.kernels[k].name
+            found = held.get((data.stand_of(p), *pair)) or held.get(("", *pair))
             if found is None:
                 rows[row] = False
             else:
@@ -114,14 +115,26 @@ def model_scores(model: Model, data: Dataset) -> tuple[Array, Array]:
     return score, np.exp2(model.predict("level", rows) - score)
 
 
-def read_folds(path: Path) -> tuple[dict[str, int], dict[tuple[str, str], tuple[float, float]]]:
-    """The fold of each problem of a model, and score and time of what was scored, by names."""
+Scored = tuple[str, str, str]
+"""Where a problem was measured, empty where all were in one place; its key; the kernel's name."""
+
+
+def read_folds(path: Path) -> tuple[dict[str, int], dict[Scored, tuple[float, float]]]:
+    """The fold of each problem of a model, and score and time of what was scored."""
     names = ["problem", "kernel", "score", "predicted_us"]
     folds = saved_folds(path)
     try:
-        found = read_parquet(SealedFolder(path).read("oof.parquet"), lambda schema: names)
+        found = read_parquet(
+            SealedFolder(path).read("oof.parquet"),
+            lambda schema: [*names, *({"stand"} & set(schema.names))],
+        )
         table = [found.column(name).to_pylist() for name in names]
-        held = {(p, k): (float(s), float(us)) for p, k, s, us in zip(*table, strict=True)}
+        several = "stand" in found.column_names
+        stands = found.column("stand").to_pylist() if several else [""] * len(found)
+        held = {
+            (str(at), p, k): (float(s), float(us))
+            for at, p, k, s, us in zip(stands, *table, strict=True)
+        }
     except (FileError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: oof.parquet, needed to judge, is damaged: {error}") from None
     if not all(isfinite(score) and us > 0 for score, us in held.values()):

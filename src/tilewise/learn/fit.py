@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array, log2
-from tilewise.core.features import PROBLEM, FeatureSet, Rows
+from tilewise.core.features import ARCH, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.core.model import VENDOR, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
@@ -98,8 +98,8 @@ class Trainer:
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        """Features that depend on the problem alone."""
-        return tuple(n for n in self.static_names if self.features.scopes[n] == PROBLEM)
+        """Features that depend on the problem alone, and on where it was measured."""
+        return tuple(n for n in self.static_names if self.features.scopes[n] in (ARCH, PROBLEM))
 
     def matrix(self, calibrated: Array, of: Mask | slice = slice(None)) -> Array:
         """All features of some rows, with the calibrated time of every row given."""

@@ -128,6 +128,7 @@ def manifest(
         "data_sha256": data.digest,
         "data_device": data.device,
         "figures": figures(data.arch),
+        **({"stands": [figures(stand) for stand in data.devices]} if data.stands else {}),
         "rows": len(data),
         "failed_rows": int((~data.is_ok).sum()),
         "problems": len(data.problems),
@@ -171,4 +172,6 @@ def _write_oof(data: Dataset, cross: CrossValidated, path: Path) -> None:
         "score": cross.score[rows],
         "predicted_us": cross.predicted_us[rows],
     }
+    if data.stands:
+        columns["stand"] = [data.stand_of(i) for i in data.problem_index[rows]]
     parquet.write_table(pa.table(columns), path, compression="zstd")

@@ -41,17 +41,21 @@ def why_foreign(model: Model, problem: Problem, arch: Arch) -> str | None:
 
 
 def how_different(model: Model, arch: Arch) -> str | None:
-    """How a device differs from the one that a model was trained on, or None.
+    """How a device differs from those that a model was trained on, the most alike of them, or None.
 
     Predicted times follow the figures of the device; what they do not say is not foreseen.
     """
-    trained = model.trained_on
+    return min((_apart(trained, arch) for trained in model.stands), key=len) or None
+
+
+def _apart(trained: Arch, arch: Arch) -> str:
+    """The figures in which two devices differ."""
     told = []
     for figure, unit in (("compute_units", "units"), ("clock_mhz", "MHz"), ("memory_gb_s", "GB/s")):
         then, now = float(getattr(trained, figure)), float(getattr(arch, figure))
         if max(then, now) > ALIKE * min(then, now):
             told.append(f"{now:g} {unit} where it had {then:g}")
-    return ", ".join(told) or None
+    return ", ".join(told)
 
 
 def caveat(model: Model, arch: Arch) -> str | None:
