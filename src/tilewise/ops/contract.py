@@ -193,7 +193,8 @@ class Op:
             return kernel
         if meant and wrong:
             raise wrong  # it is of this kind, and the message says what is wrong with it
-        raise KernelError(f"{name!r} names no {self.name} kernel; `kernels list` shows some")
+        shown = repr(str(name)[:200])
+        raise KernelError(f"{shown} names no {self.name} kernel; `kernels list` shows some")
 
 
 @cache
