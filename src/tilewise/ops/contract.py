@@ -217,9 +217,12 @@ def all_ops() -> dict[str, Op]:
 
 def _ops_of(package: str) -> tuple[Op, ...]:
     try:
-        return tuple(getattr(import_module(package), "OPS", ()))
-    except ImportError as error:
+        found = import_module(package)
+    except (ImportError, TypeError, ValueError) as error:  # of names that only packages may say
         raise InputError(f"TILEWISE_OPS names {package!r}, which is no package: {error}") from None
+    if not hasattr(found, "OPS"):
+        raise InputError(f"TILEWISE_OPS names {package!r}, which has no ops: it defines no OPS")
+    return tuple(found.OPS)
 
 
 def get_op(name: str) -> Op:
