@@ -102,11 +102,23 @@ class ModelError(TilewiseError):
     """A model is missing, damaged, foreign or newer than this version understands."""
 
 
+LONGEST_NAME = 80
+"""Of what is taken for a name spelt wrong; looking for the like of more takes long."""
+
+
+def closest(given: object, known: Iterable[str]) -> str | None:
+    """The known name that a wrong one was meant to be, whatever its case, or None."""
+    if not isinstance(given, str) or len(given) > LONGEST_NAME:
+        return None
+    by_case = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), by_case, 1)
+    return by_case[found[0]] if found else None
+
+
 def nearest(given: object, known: Iterable[str]) -> str:
     """A question for messages about unknown names, such as "; did you mean 'gemm'?", or nothing."""
-    by_case = {name.lower(): name for name in known}
-    found = get_close_matches(given.lower(), by_case, 1) if isinstance(given, str) else []
-    return f"; did you mean {by_case[found[0]]!r}?" if found else ""
+    meant = closest(given, known)
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 EXTRAS = {

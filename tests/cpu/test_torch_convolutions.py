@@ -49,8 +49,9 @@ def test_convolutions_without_a_batch_and_uneven_same(rank: int) -> None:
     close(ours(x[None], w, bias, padding="same"), theirs_(x[None], w, bias, padding="same"))
     one, each = {"stride": (2,), "padding": (1,), "dilation": (2,)}, {"stride": 2, "padding": 1}
     close(ours(x[None], w, **one), theirs_(x[None], w, **each, dilation=2))
-    with pytest.raises(tw.TilewiseError, match="groups is 0; it must be at least 1"):
-        ours(x[None], w, groups=0)
+    for groups in (0, "1", None):
+        with pytest.raises(tw.TilewiseError, match="it must be an integer of at least 1"):
+            ours(x[None], w, groups=groups)
 
 
 def layer(rank: int) -> tuple[Any, ...]:

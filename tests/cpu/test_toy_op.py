@@ -166,7 +166,7 @@ def test_it_is_selected_and_run(work: Path) -> None:
     assert int(ran.stdout) >= 10
 
 
-@pytest.mark.parametrize("value", ["nowhere", "toy_op,toy_op.missing"])
+@pytest.mark.parametrize("value", ["nowhere", "toy_op,toy_op.missing", ".toy_op", "json"])
 def test_a_package_that_is_none_is_named(value: str) -> None:
     ran = started("-m", "tilewise", "kernels", "list", "--op", "gemm", TILEWISE_OPS=value)
     assert ran.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ BROKEN: dict[str, Any] = {
     "list": "[]",
     "schema": '{"schema": 99, "sections": []}',
     "sections": '{"schema": 1, "sections": [3]}',
-    "doubled": '{"schema": 1, "sections": [], "sections": []}',
+    "doubled": '{"schema": 2, "schema": 1, "sections": []}',
+    "nested": "[" * 100_000,
 }
 
 
@@ -130,7 +132,7 @@ def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_plan(tmp_path / "plan.json", detect("cpu"))
 
 
-@pytest.mark.parametrize("us", [-1.0, 0, float("nan"), "fast", True])
+@pytest.mark.parametrize("us", [-1.0, 0, float("nan"), "fast", True, 10**400])
 def test_what_is_no_time_is_refused(tmp_path: Path, us: Any) -> None:
     path, arch = tmp_path / "plan.json", detect("cpu")
     row = {"problem": PROBLEM.to_dict(), "us": {VENDOR: us}}
@@ -138,6 +140,61 @@ def test_what_is_no_time_is_refused(tmp_path: Path, us: Any) -> None:
     path.write_text(json.dumps({"schema": 1, "sections": sections}))
     with pytest.raises(FileError, match="no time"):
         read_plan(path, arch)
+
+
+def test_nothing_waits_for_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    tw.use_plan(tmp_path / "plan.json")
+    assert tw.select(PROBLEM).path != "measured"
+    assert "no regular file" in caplog.text
+
+
+def test_what_cannot_be_added_to_is_known_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_timed", lambda *_: pytest.fail("timed for nothing"))
+    (tmp_path / "file").write_text("no plan")
+    for path in (tmp_path / "file", tmp_path / "file" / "plan.json", Path("/dev/null")):
+        with pytest.raises(FileError):
+            tw.tune(nn.Linear(32, 16), torch.randn(4, 32), plan=path)
+    problems = tmp_path / "problems.csv"
+    problems.write_text("M,N,K\n4,16,32\n")
+    words = ["tune", "--op", "gemm", "--problems", str(problems), "--out", str(tmp_path / "file")]
+    assert isinstance(CliRunner().invoke(app, words).exception, FileError)
+
+
+def test_a_disk_that_fills_leaves_the_old_plan_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    write_plan(path, arch, {PROBLEM: {VENDOR: 3.0}})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError, match="No space left"):
+        write_plan(path, arch, {PROBLEM: {VENDOR: 2.0}})
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_plan(path, arch) == {PROBLEM: {VENDOR: 3.0}}
+
+
+def test_kernels_that_fail_in_turn_keep_the_times_they_had_alone() -> None:
+    class Bench:
+        def run(self, kernel: str, problem: Any, launched: Any) -> Any:
+            timing = type("Timing", (), {"time_us": 2.0})
+            return type("Outcome", (), {"status": "ok", "timing": timing})
+
+        def run_in_turn(self, kernels: list[str], problem: Any, launched: Any) -> list[Any]:
+            raise RuntimeError("once more was too much")
+
+        def failed(self, failure: Exception, phase: str) -> None:
+            assert "too much" in str(failure)
+
+    class Name(str):
+        name = property(str)
+
+    assert trials._timed(Bench(), PROBLEM, [Name("one")]) == {"one": 2.0}  # type: ignore[arg-type, list-item]
 
 
 def test_kernels_that_fail_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

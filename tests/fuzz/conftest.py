@@ -3,43 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import SECONDS, tried
+from fuzzing import LONGER, QUICK, SECONDS, name_of, spent, tried
 from hypothesis import is_hypothesis_test
 
-_elsewhere: Counter[str] = Counter()
+_elsewhere: list[dict[str, tuple[int, float]]] = []
+"""What worker processes counted: test -> its cases and seconds."""
+
+
+def _counted() -> dict[str, tuple[int, float]]:
+    return {name: (count, spent.get(name, 0.0)) for name, count in tried.items()}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker process hands its counts over."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["tried"] = dict(tried)
+        session.config.workeroutput["tried"] = _counted()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    _elsewhere.update(getattr(node, "workeroutput", {}).get("tried", {}))
+    _elsewhere.append(getattr(node, "workeroutput", {}).get("tried", {}))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A long run passes over each test again until its seconds are over."""
-    end = time.monotonic() + SECONDS
-    yield
-    while time.monotonic() < end and is_hypothesis_test(getattr(item, "obj", None)):
-        item.runtest()
+    if not is_hypothesis_test(test := getattr(item, "obj", None)):
+        return (yield)
+    name, start, before = name_of(test), time.monotonic(), time.process_time()
+    try:
+        yield
+        while (since := time.monotonic() - start) < SECONDS * LONGER:
+            if since > SECONDS and tried[name] < QUICK * (time.process_time() - before):
+                break
+            item.runtest()
+    finally:
+        spent[name] = time.process_time() - before
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    counts = tried + _elsewhere
-    if counts:
-        shown = "".join(f"\n  {count:>9,}  {name}" for name, count in sorted(counts.items()))
-        terminalreporter.write_line(f"fuzzing tried {counts.total():,} cases{shown}")
+    """One line a test, and their sum last, where a long run's reader looks first."""
+    lines = [line for counts in (_counted(), *_elsewhere) for line in sorted(counts.items())]
+    for name, (count, seconds) in lines:
+        each = f"{count / max(seconds, 1e-3):,.0f} a second of CPU time"
+        terminalreporter.write_line(f"{count:>11,}  {name}, {each}")
+    if lines:
+        total = sum(count for _, (count, _) in lines)
+        terminalreporter.write_line(f"{total:>11,}  cases were tried by fuzzing")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """What fuzz tests share: how many cases they try, and how many were tried.
 
 A test is quick and the same every time where the suite runs; `make fuzz CASES=N` tries N cases of
-each, new ones every time, and `make fuzz SECONDS=S` goes on with each for S seconds. What once
-failed stays beside its test as an `@example`.
+each, new ones every time, and `make fuzz SECONDS=S` goes on with each for S seconds, with those
+whose cases are quick for longer. What once failed stays beside its test as an `@example`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,27 @@ from hypothesis.strategies import SearchStrategy
 SECONDS = float(os.environ.get("FUZZ_SECONDS") or 0)
 """How long every test goes on, in passes; 0 where one pass is all."""
 
+QUICK = 400
+"""Cases a second of CPU time from which a test goes on for longer."""
+
+LONGER = 6
+"""How many times as long it goes on."""
+
 LONG = int(os.environ.get("FUZZ_CASES") or (500 if SECONDS else 0))
 """Cases of every test in a pass of a long run; 0 where the suite runs."""
 
 tried: Counter[str] = Counter()
 """Test -> cases that this process has tried."""
 
+spent: dict[str, float] = {}
+"""Test -> seconds of CPU time that this process took for them."""
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+
+def name_of(test: Callable[..., object]) -> str:
+    """What a test is called where cases are counted."""
+    return f"{test.__module__.rpartition('.')[2]}.{test.__name__}"
 
 
 def fuzz(quick: int, **strategies: SearchStrategy[Any]) -> Callable[..., Any]:
@@ -34,7 +48,7 @@ def fuzz(quick: int, **strategies: SearchStrategy[Any]) -> Callable[..., Any]:
     def decorate(test: Callable[..., None]) -> Any:
         @wraps(test)
         def counted(*args: Any, **kwargs: Any) -> None:
-            tried[f"{test.__module__.rpartition('.')[2]}.{test.__name__}"] += 1
+            tried[name_of(test)] += 1
             test(*args, **kwargs)
 
         return settings(

@@ -38,7 +38,8 @@ def _verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield path, [o for o in options if o != "--ray"]
 
 
-VERBS = list(_verbs(typer.main.get_command(app)))
+COMMAND = typer.main.get_command(app)
+VERBS = list(_verbs(COMMAND))
 FILES = (
     *(
         "store",
@@ -57,6 +58,7 @@ FILES = (
         "nosuch",
         "out.csv",
         "out.h",
+        "plan.json",
         "new",
     ),
     *("loop", "pipe.d", ".", "", "-", "/dev/null", "/proc/self/mem/x", "x" * 300, "a\nb"),
@@ -105,6 +107,9 @@ def likely() -> st.SearchStrategy[list[str]]:
         ["sweep", "new", "--problems", "p.csv", "--op", "gemm", "--dtype", "fp32"],
         ["arch", "show", "sm_90:H200"],
         ["report", "store", "--out", "out.html"],
+        ["data", "publish", "store", "new"],
+        ["export-cpp", "new", *where, "--model", "model", "--layout", "rcr", "--top", "1"],
+        ["tune", "--op", "gemm", "--problems", "p.csv", "--out", "plan.json", "--top", "1"],
     ]
 
     @st.composite
@@ -141,6 +146,7 @@ def folder(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         mock.patch.object(subprocess.Popen, "__init__", side_effect=refused),
         mock.patch.object(subprocess.Popen, "__del__", lambda self: None),
         mock.patch("os.fork", side_effect=refused),
+        mock.patch("typer.main.get_command", return_value=COMMAND),  # made once, not for every line
     ):
         os.chdir(place)
         yield place

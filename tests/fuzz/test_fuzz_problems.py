@@ -17,7 +17,7 @@ import pytest
 from fuzzing import fuzz
 from hypothesis import example
 from hypothesis import strategies as st
-from material import ARCH
+from material import ARCH, kernels
 from spoiling import HOSTILE, Edit, edits, spoils
 
 from tilewise.core.arch import parse_arch
@@ -26,8 +26,10 @@ from tilewise.dispatch.registry import Registry
 from tilewise.errors import TilewiseError
 from tilewise.ops.configs import expand_counted, load_kernels
 from tilewise.ops.contract import all_ops, get_op
+from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import read_problems, write_problems
 from tilewise.problems.rows import problem_from_words
+from tilewise.selection.measured import measured_rankers, read_plan, write_plan
 from tilewise.settings import Settings, settings
 
 Spoil = Callable[[bytes], bytes]
@@ -139,10 +141,10 @@ def test_configs(material: Path, edit: Edit) -> None:
 def test_kernel_files(material: Path, edit: Edit) -> None:
     data = edit(json.loads((material / "kernels.json").read_bytes()))
     try:
-        kernels = load_kernels(json.dumps(data), get_op("gemm"))
+        found = load_kernels(json.dumps(data), get_op("gemm"))
     except TilewiseError:
         return
-    for kernel in kernels:
+    for kernel in found:
         assert get_op("gemm").kernel_from_name(kernel.name) == kernel
 
 
@@ -153,6 +155,32 @@ def test_registries(edit: Edit) -> None:
         Registry.from_json(json.dumps(edit(whole)))
     except TilewiseError:
         return
+
+
+@pytest.fixture(scope="module")
+def plan(place: Path) -> bytes:
+    """A sound plan file."""
+    problems = [GemmProblem(m=8 * i, n=16, k=32) for i in (1, 2)]
+    write_plan(place / "plan.json", ARCH, {p: {k.name: 2.0 for k in kernels()} for p in problems})
+    return (place / "plan.json").read_bytes()
+
+
+@fuzz(100, edit=edits(), spoil=spoils(), is_json=st.booleans())
+def test_plans(place: Path, plan: bytes, edit: Edit, spoil: Spoil, is_json: bool) -> None:
+    """What is read can be added to and chosen by; what is not is left out."""
+    path = place / "spoiled.json"
+    path.write_bytes(json.dumps(edit(json.loads(plan))).encode() if is_json else spoil(plan))
+    with mock.patch.dict(os.environ, TILEWISE_PLAN=str(path)):
+        settings.cache_clear()
+        for ranker in measured_rankers("gemm", ARCH):
+            for problem in ranker.times:
+                ranker.predict_us(problem, kernels(), ARCH)
+        settings.cache_clear()
+    try:
+        write_plan(path, ARCH, {})
+    except TilewiseError:
+        return
+    read_plan(path, ARCH)
 
 
 ARCHS = resources.files("tilewise") / "archs"
@@ -195,8 +223,8 @@ def test_arch_files(name: str, at: int, value: str, spoil: Spoil) -> None:
             continue
 
 
-VARIABLES = ("TILEWISE_CACHE_DIR", "TILEWISE_MODEL_DIR", "TILEWISE_CXX")
-VARIABLES += ("TILEWISE_STRICT", "TILEWISE_THREADS")
+VARIABLES = ("TILEWISE_CACHE_DIR", "TILEWISE_MODEL_DIR", "TILEWISE_PLAN", "TILEWISE_CXX")
+VARIABLES += ("TILEWISE_OPS", "TILEWISE_STRICT", "TILEWISE_THREADS")
 _texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
 
 

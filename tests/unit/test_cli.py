@@ -259,3 +259,14 @@ def test_what_a_model_never_saw_has_no_forecast() -> None:
     )
     assert all(row["predicted_tflops"] > 1e-3 for row in ranked if row not in vendors)
     assert "e-3" not in tilewise(*line).stdout
+
+
+@pytest.mark.parametrize("words", ["rank --op nosuch M=8", "arch show sm_90 --json", "--version"])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(tmp_path: Path, words: str, closed: str) -> None:
+    """No file takes the number of one, and nothing ends in a traceback."""
+    log = tmp_path / "log"
+    shown = f"{sys.executable} -m tilewise {words} >{log} 2>&1 {closed}"
+    ran = subprocess.run(["sh", "-c", shown], check=False)
+    assert ran.returncode == (2 if "nosuch" in words else 0)
+    assert "Traceback" not in log.read_text()

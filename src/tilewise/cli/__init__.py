@@ -13,6 +13,7 @@ from typing import Any
 
 def main() -> None:
     """Runs the command line; every expected error becomes one clear message on stderr."""
+    _open_streams()
     if sys.argv[1:2] == ["sweep"]:
         # Before anything else is imported: a sweep ends the same way from its first moment on.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -20,6 +21,16 @@ def main() -> None:
         _run()
     except KeyboardInterrupt:  # while modules are still being imported, too
         _fail("stopped", 130)
+
+
+def _open_streams() -> None:
+    """Opens in nothing what the caller closed: the next file would take a stream's number.
+
+    Whatever is written to the stream, a compiler's words say, would then stand in that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  # open to the end
 
 
 def _run() -> None:

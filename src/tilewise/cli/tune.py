@@ -29,8 +29,9 @@ def tune(
     from tilewise.engines.device import resolve_arch
     from tilewise.judge.trials import tune_problems
     from tilewise.problems.files import read_problems
-    from tilewise.selection.measured import write_plan
+    from tilewise.selection.measured import check_plan, write_plan
 
+    check_plan(plan)
     found = read_problems(problems, op, **({"dtype": dtype} if dtype else {}))
     for line in found.bad_lines:
         err.print(f"{problems}, {line}")

@@ -11,11 +11,10 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from math import ceil, floor, gcd, isfinite, log2
 from typing import Any
 
-from tilewise.errors import ExpressionError
+from tilewise.errors import ExpressionError, closest
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
@@ -145,8 +144,8 @@ def _children(node: ast.expr, known: Set[str], names: set[str], text: str) -> It
             return ()
         case ast.Name(id=name):
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {sorted(known)}"
+                meant = closest(name, known)
+                hint = f"did you mean {meant!r}?" if meant else f"known: {sorted(known)}"
                 raise ExpressionError(
                     f"unknown field {name!r}; {hint}", text, _column(text, node.col_offset)
                 )

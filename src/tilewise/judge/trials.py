@@ -75,6 +75,10 @@ def _timed(bench: Bench, problem: Problem, kernels: Sequence[Kernel]) -> dict[st
     sound = [kernel for kernel, outcome in outcomes.items() if outcome.status == "ok"]
     if not sound:
         return {}
-    turns = bench.run_in_turn(sound, problem, lambda index: None)
+    try:
+        turns = bench.run_in_turn(sound, problem, lambda index: None)
+    except Exception as failure:
+        bench.failed(failure, "launch_error")  # raises where the machine is at fault
+        turns = [outcomes[kernel] for kernel in sound]
     found = zip(sound, turns, strict=True)
     return {k.name: o.timing.time_us for k, o in found if o.timing is not None}

@@ -18,7 +18,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tilewise.core.arch import Arch, known_archs
 from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
 from tilewise.core.strict_json import loads
-from tilewise.errors import ExpressionError, FileError, InputError, KernelError
+from tilewise.errors import ExpressionError, FileError, InputError, KernelError, closest
 from tilewise.ops.contract import Op, get_op
 
 SCHEMA = 1
@@ -287,9 +286,10 @@ def _choices(
     known = {f.name: f for f in kind.traits()}
     for name in traits:
         if name not in known:
-            close = get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
-            raise InputError(f"{at}: a {kind.__name__} has no trait {name!r}; {hint}")
+            meant = closest(name, known)
+            hint = f"did you mean {meant!r}?" if meant else f"it has {', '.join(known)}"
+            shown = repr(str(name)[:200])
+            raise InputError(f"{at}: a {kind.__name__} has no trait {shown}; {hint}")
     choices = {}
     for name, trait in known.items():
         try:

@@ -198,7 +198,8 @@ class Op:
             return kernel
         if meant and wrong:
             raise wrong  # it is of this kind, and the message says what is wrong with it
-        raise KernelError(f"{name!r} names no {self.name} kernel; `kernels list` shows some")
+        shown = repr(str(name)[:200])
+        raise KernelError(f"{shown} names no {self.name} kernel; `kernels list` shows some")
 
 
 @cache
@@ -221,9 +222,12 @@ def all_ops() -> dict[str, Op]:
 
 def _ops_of(package: str) -> tuple[Op, ...]:
     try:
-        return tuple(getattr(import_module(package), "OPS", ()))
-    except ImportError as error:
+        found = import_module(package)
+    except (ImportError, TypeError, ValueError) as error:  # of names that only packages may say
         raise InputError(f"TILEWISE_OPS names {package!r}, which is no package: {error}") from None
+    if not hasattr(found, "OPS"):
+        raise InputError(f"TILEWISE_OPS names {package!r}, which has no ops: it defines no OPS")
+    return tuple(found.OPS)
 
 
 def get_op(name: str) -> Op:

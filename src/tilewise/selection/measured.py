@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tilewise import __version__
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.plain_files import read_plain, replacing
+from tilewise.core.plain_files import read_plain
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, InputError
@@ -30,6 +30,8 @@ log = logging.getLogger("tilewise")
 
 SCHEMA = 1
 MOST_BYTES = 64 << 20
+MOST_US = 1e12
+"""Of a time: eleven days."""
 Times = dict[Problem, dict[str, float]]
 """Problem -> kernel name -> microseconds."""
 
@@ -94,29 +96,36 @@ def measured_rankers(op: str, arch: Arch) -> list[MeasuredRanker]:
 
 def read_plan(path: Path, arch: Arch) -> Times:
     """What a plan file holds for this device and these versions."""
-    wanted, found = section_of(arch), {}
-    for section in _sections(path):
-        if _is_of(section, wanted):
-            found.update(_times(path, section.get("problems")))
+    wanted = section_of(arch)
+    found = _times_of(path, [s for s in _sections(path) if _is_of(s, wanted)])
     if not found:
         log.warning("%s holds nothing for %s", path, wanted)
     return found
 
 
+def check_plan(path: Path) -> None:
+    """Raises where times could not be added to a file: better before they are taken than after."""
+    if path.exists():
+        _sections(path)
+    elif not path.parent.is_dir() and path.parent.exists():
+        raise FileError(f"{path} cannot be written: {path.parent} is no folder")
+
+
 def write_plan(path: Path, arch: Arch, times: Times) -> None:
     """Adds times to a plan file; what it held of other devices, versions and problems stays."""
+    from tilewise.problems.lines import replace_text
+
     wanted = section_of(arch)
-    others = [s for s in _sections(path) if not _is_of(s, wanted)] if path.exists() else []
-    held: Times = read_plan(path, arch) if path.exists() else {}
-    held.update(times)
-    rows = [{"problem": problem.to_dict(), "us": of} for problem, of in held.items()]
+    sections = _sections(path) if path.exists() else []
+    held = _times_of(path, [s for s in sections if _is_of(s, wanted)])
+    rows = [{"problem": p.to_dict(), "us": of} for p, of in {**held, **times}.items()]
+    others = [s for s in sections if not _is_of(s, wanted)]
     text = json.dumps({"schema": SCHEMA, "sections": [*others, {**wanted, "problems": rows}]})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(text.encode())
     except OSError as error:
-        raise FileError(f"{path} cannot be written: {error}") from None
+        raise FileError(f"{path} cannot be written: {error.strerror}") from None
+    replace_text(path, text)
 
 
 def _is_of(section: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -125,20 +134,22 @@ def _is_of(section: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _sections(path: Path) -> list[dict[str, Any]]:
     try:
-        data = loads(read_plain(path, most=MOST_BYTES))
+        data: Any = loads(read_plain(path, most=MOST_BYTES))
         sections = data["sections"] if data["schema"] == SCHEMA else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} is no plan file that `tune` wrote: {error!r}") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read as a plan: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path} is no plan file that `tune` wrote: {error}") from None
     if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
         raise FileError(f"{path} has schema or sections that `tune` never writes; tune again")
     return sections
 
 
-def _times(path: Path, rows: Any) -> Times:
-    """The problems of a section, each checked."""
+def _times_of(path: Path, sections: Sequence[Mapping[str, Any]]) -> Times:
+    """The problems of some sections, each checked."""
     found: Times = {}
     try:
-        for row in rows:
+        for row in (row for section in sections for row in section["problems"]):
             op = get_op(row["problem"]["op"])
             problem = op.problem.from_dict({k: v for k, v in row["problem"].items() if k != "op"})
             found[problem] = {op.kernel_from_name(k).name: _time(us) for k, us in row["us"].items()}
@@ -148,8 +159,9 @@ def _times(path: Path, rows: Any) -> Times:
 
 
 def _time(value: Any) -> float:
+    """Microseconds, of any number that can be some."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no time")
-    if not isfinite(value) or value <= 0:
-        raise ValueError(f"{value!r} us is no time")
+        raise ValueError(f"{str(value)[:100]!r} is no time")
+    if not 0 < value <= MOST_US:
+        raise ValueError(f"{str(value)[:100]} us is no time")
     return float(value)

@@ -219,10 +219,12 @@ class Bench(ABC):
                 rel_error=failure.rel_error,
                 is_poisoned=failure.is_poisoned,
             )
+        if isinstance(failure, MachineError):
+            raise failure
         status = classify(failure, phase)
         fault = fault_of(status, message)
-        if fault is not None or isinstance(failure, MachineError):
-            raise MachineError(fault or str(failure)) from failure
+        if fault is not None:
+            raise MachineError(fault) from failure
         if status == "out_of_memory":
             self.forget()
         return Outcome(status=status, message=message[:2000], is_poisoned=not self.is_sound())

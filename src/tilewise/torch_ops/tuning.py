@@ -12,7 +12,7 @@ from tilewise.core.problem import Problem
 from tilewise.dispatch.remembered import CALLS
 from tilewise.judge.trials import TOP, tune_problems
 from tilewise.problems.capture import capture
-from tilewise.selection.measured import Times, write_plan
+from tilewise.selection.measured import Times, check_plan, write_plan
 from tilewise.settings import settings
 from tilewise.torch_ops.preparing import arch_of, require_module, run_once
 
@@ -27,10 +27,11 @@ def tune(
     take it by TILEWISE_PLAN. Gives what was timed.
     """
     require_module(model)
+    path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
+    check_plan(path)
     problems = _problems(model, inputs)
     arch = arch_of(model, inputs)
     times = tune_problems(problems, arch, top=top)
-    path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
     write_plan(path, arch, times)
     use_plan(path)
     return times

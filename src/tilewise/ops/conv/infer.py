@@ -69,8 +69,8 @@ def check_addressable(size_bytes: int) -> None:
 
 def check_groups(given: int, each: int, groups: int) -> None:
     """Raises where the input's channels are not those of the filter in all groups."""
-    if groups < 1:
-        raise TensorError(f"groups is {groups}; it must be at least 1")
+    if not hasattr(groups, "__index__") or groups < 1:
+        raise TensorError(f"groups is {groups!r}; it must be an integer of at least 1")
     if given != each * groups:
         raise TensorError(
             f"x has {given} channels; a filter over {each} channels in {groups} groups needs "
