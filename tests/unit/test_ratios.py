@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewise.cli.demo import Row, compare
+from tilewise.cli.demo import DemoRow, compare
 from tilewise.judge.ratios import NOISY, Ratio, Reading, geometric_mean, ratio
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.sweep.timing import summarise
@@ -85,13 +85,13 @@ def test_a_mean_is_of_clear_ratios_and_needs_most_of_them() -> None:
 def test_a_demo_claims_no_more_than_its_readings() -> None:
     problem = GemmProblem(m=64, n=64, k=64)
     quiet, wild = Reading(time_us=10, spread_us=0.1, rounds=5), Reading(time_us=32, spread_us=40)
-    row = Row("noisy", problem)
+    row = DemoRow("noisy", problem)
     compare(row, quiet, {"NumPy": wild})
     assert row.vs_best is None
     assert row.comparison == NOISY
-    row = Row("quiet", problem)
+    row = DemoRow("quiet", problem)
     compare(row, quiet, {"NumPy": Reading(time_us=32, spread_us=0.3, rounds=5), "PyTorch": wild})
     assert row.vs_best == pytest.approx(3.2)
-    row = Row("itself", problem)
+    row = DemoRow("itself", problem)
     compare(row, wild, {"PyTorch": wild, "NumPy": quiet})
     assert row.vs_best is None

@@ -44,19 +44,25 @@ def explain(
     as_json: JsonFlag = False,
 ) -> None:
     """Says which kernel a model chooses, why, what came second and what is known nearby."""
-    from tilewise.selection.explain import explain as ask
-    from tilewise.selection.selector import Selector
-
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
     with telling(f"asking {found.name}"):
-        selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
-        report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
-    tell_difference(found, selector.arch)
+        report, asked_for = explained(found, problem, chosen)
+    tell_difference(found, asked_for)
     if as_json:
         return emit(report)
     return tell(report, found.name)
+
+
+def explained(model: Model, problem: Problem, arch: Arch) -> tuple[dict[str, Any], Arch]:
+    """Why a model chooses what it does, and the figures of the device that it was asked about."""
+    from tilewise.selection.explain import explain as ask
+    from tilewise.selection.selector import Selector
+
+    selector = Selector(model, candidates(model, arch, problem.dtype), arch)
+    report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, arch))
+    return report, selector.arch
 
 
 def tell_difference(model: Model, arch: Arch) -> None:
