@@ -50,7 +50,10 @@ def bench(
     timeout: TimeoutOption = 5.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times kernels on one problem, in turn; exit 1 where one of them fails."""
+    """Times kernels on one problem, in turn with the vendor's routines.
+
+    Exit 1 if one of them fails.
+    """
     from tilewise.judge.validation import rows_of
     from tilewise.sweep.run import sweep
 

@@ -43,7 +43,10 @@ def explain(
     model: ModelOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says which kernel a model chooses, why, what came second and what is known nearby."""
+    """Explains which kernel is chosen for one problem, and why.
+
+    Also: what came second, and what is known of problems nearby.
+    """
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
@@ -176,7 +179,7 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predicts microseconds, TFLOPS and GB/s of kernels that can serve one problem."""
+    """Predicts time, TFLOPS and GB/s of the kernels for one problem."""
     from tilewise.selection.predictor import Predictor
 
     chosen = resolve_arch(arch)

@@ -56,7 +56,10 @@ def export_cpp(
     max_workers: Annotated[int | None, typer.Option(min=1, help="Compilers at once.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a C++17 library with ranking, rules and kernels; CMake builds it."""
+    """Writes a C++ library that chooses and launches kernels.
+
+    It holds ranking, rules and kernels, is C++17, and CMake builds it.
+    """
     from tilewise.core.arch import load_arch
     from tilewise.export.library import Wanted, write_library
 

@@ -23,7 +23,10 @@ def report(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables."""
+    """Writes a page for the browser about measurements and choices.
+
+    One HTML file that needs nothing else: efficiency, roofline, coverage, failures, tables.
+    """
     from tilewise.report.page import write_report
 
     check_free(target, force)

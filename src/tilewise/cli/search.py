@@ -37,7 +37,10 @@ def search(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Searches the legal kernels for one problem; the same seed gives the same answer."""
+    """Searches the whole kernel space for one problem.
+
+    The same seed gives the same answer.
+    """
     from tilewise.learn.search import legal_kernels, model_score
     from tilewise.learn.search import search as look
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +21,13 @@ from tilewise.cli.console import (
 from tilewise.cli.kernels import ConfigOption, pick
 from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.progress import shown
-from tilewise.cli.session import Session, TimeoutOption, executor, with_vendor
+from tilewise.cli.session import Session, TimeoutOption, executor, libraries_here, with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.errors import InputError
 from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import LIBRARIES
 
 if TYPE_CHECKING:
     from tilewise.problems.files import ProblemFile
@@ -97,9 +98,10 @@ def sweep(
     replay: ReplayOption = None,
     as_json: EventsFlag = False,
 ) -> None:
-    """Measures every legal kernel on every problem that the store does not know yet.
+    """Measures kernels on problems, and keeps the results in a store.
 
-    Stop it in any way: what was measured is kept, and the same command does the rest.
+    Every legal kernel is measured on every problem, unless the store has the result already. Stop
+    it in any way: what was measured is kept, and the same command does the rest.
     """
     from tilewise.sweep.run import Options
     from tilewise.sweep.run import sweep as run
@@ -112,7 +114,9 @@ def sweep(
     for name in names:
         get_op(op).types_of(name)  # raises where there is none
     workers_of = session.config(op, names, batch=batch, jobs=jobs)
-    kernels = _kernels(session, op, dtype, expression, config, names)
+    # Workers of a cluster may have what is not installed here.
+    libraries = LIBRARIES if on == "ray" else libraries_here()
+    kernels = _kernels(session, op, dtype, expression, config, names, libraries)
     _check_top(top, model, replay, found)
     place = executor(on, workers_of, workers, address)
     with shown(as_json) as on_event:
@@ -149,6 +153,7 @@ def _kernels(
     expression: str | None,
     config: Path | None,
     names: tuple[str, ...],
+    libraries: Sequence[str],
 ) -> Callable[[Arch], list[Kernel]]:
     """What to measure on a live device: what was recorded, or what the options pick."""
 
@@ -158,7 +163,7 @@ def _kernels(
             return filter_kernels(recorded, expression) if expression else recorded
         wanted = list(names or session.engines(op))
         picked = pick(op, live, dtype, wanted, expression, config)
-        return with_vendor(picked, op, wanted, expression)
+        return with_vendor(picked, op, wanted, expression, libraries)
 
     return kernels
 

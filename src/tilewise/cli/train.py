@@ -75,7 +75,10 @@ def train(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Trains a model; equal measurements and seed give equal files."""
+    """Trains a model from stores of measurements.
+
+    Equal measurements and an equal seed give equal files.
+    """
     from tilewise.core.model import check_place
     from tilewise.core.sealed import MANIFEST
     from tilewise.learn.dataset import from_stores
