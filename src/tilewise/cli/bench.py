@@ -50,9 +50,9 @@ def bench(
     timeout: TimeoutOption = 5.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times kernels on one problem, in turn with the vendor's routines.
+    """Times kernels on one problem, in turn.
 
-    Exit 1 if one of them fails.
+    The vendor's routines take part. Exit 1 if one of them fails.
     """
     from tilewise.judge.validation import rows_of
     from tilewise.sweep.run import sweep

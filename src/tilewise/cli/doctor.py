@@ -25,9 +25,9 @@ Row = tuple[str, str, str]
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Checks what works on this machine: compiler, engines, cache and models.
+    """Checks what works on this machine.
 
-    Exit 1 if something is broken.
+    Tries compiler, engines, cache and models. Exit 1 if something is broken.
     """
     with telling("trying compiler, engines, cache and models"):
         rows = [row for check in _CHECKS for row in check()]

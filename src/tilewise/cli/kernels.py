@@ -194,9 +194,9 @@ def check(
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says which kernels cannot serve a problem or run on an architecture, and why.
+    """Says which kernels cannot serve a problem, and why.
 
-    Exit 1 if any cannot.
+    Without a problem: which cannot run on the architecture. Exit 1 if any cannot.
     """
     given = get_op(op)
     chosen = resolve_arch(arch)

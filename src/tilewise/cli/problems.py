@@ -111,7 +111,7 @@ def coverage(
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Shows which ranges of sizes a file covers, and where it is empty."""
+    """Shows which ranges of sizes a file covers."""
     from tilewise.problems.coverage import coverage as report_on
 
     read = read_problems(file, op, dtype=dtype)

@@ -35,7 +35,7 @@ def rank(
     expression: FilterOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Ranks the kernels for one problem by predicted time, and says who predicted."""
+    """Ranks the kernels for one problem by predicted time."""
     problem = parse_problem(op, words, dtype)
     registry = default_registry(op, resolve_arch(arch))
     if engine:

@@ -98,7 +98,7 @@ def sweep(
     replay: ReplayOption = None,
     as_json: EventsFlag = False,
 ) -> None:
-    """Measures kernels on problems, and keeps the results in a store.
+    """Measures kernels on problems, into a store.
 
     Every legal kernel is measured on every problem, unless the store has the result already. Stop
     it in any way: what was measured is kept, and the same command does the rest.

@@ -22,10 +22,10 @@ def tune(
     top: Annotated[int, typer.Option(min=1, max=1000, help="Kernels to time besides.")] = 4,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times the leading kernels of each problem, and the vendor's, into a plan file.
+    """Times the leading kernels of each problem, into a plan file.
 
-    Programs that have TILEWISE_PLAN set to that file choose by these times, on the device where
-    they were taken.
+    The vendor's routine takes part. Programs that have TILEWISE_PLAN set to that file choose by
+    these times, on the device where they were taken.
     """
     from tilewise.engines.device import resolve_arch
     from tilewise.judge.trials import tune_problems
