@@ -192,15 +192,16 @@ def predict(
         for k in candidates(found, chosen, problem.dtype)
         if k.engine in found.calibration.engines and why_unusable(k, problem, chosen) is None
     ]
-    predictor = Predictor(found, chosen)
-    order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}
-    columns = zip(
-        kernels,
-        predictor.predict_latency(problem, kernels).tolist(),
-        predictor.predict_tflops(problem, kernels).tolist(),
-        predictor.predict_bandwidth(problem, kernels).tolist(),
-        strict=True,
-    )
+    with telling(f"asking {found.name}"):
+        predictor = Predictor(found, chosen)
+        order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}
+        columns = zip(
+            kernels,
+            predictor.predict_latency(problem, kernels).tolist(),
+            predictor.predict_tflops(problem, kernels).tolist(),
+            predictor.predict_bandwidth(problem, kernels).tolist(),
+            strict=True,
+        )
     rows = sorted(columns, key=lambda row: order[row[0]])[:top]
     tell_difference(found, predictor.arch)
     if as_json:

@@ -19,6 +19,7 @@ from tilewise.cli.console import (
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
 
@@ -48,10 +49,11 @@ def search(
     problem = parse_problem(op, words, dtype)
     found = pick_model(model, op, chosen, dtype)
     engines = engine or [e for e in found.calibration.engines if e != "any"]
-    pool = pick(op, chosen, problem.dtype, engines, expression, config)
-    space = legal_kernels(pool, problem, chosen)
-    score = model_score(found, problem, space, chosen)
-    answers = look(space, score, strategy=strategy, budget=budget, seed=seed)[:top]
+    with telling("searching"):
+        pool = pick(op, chosen, problem.dtype, engines, expression, config)
+        space = legal_kernels(pool, problem, chosen)
+        score = model_score(found, problem, space, chosen)
+        answers = look(space, score, strategy=strategy, budget=budget, seed=seed)[:top]
     if as_json:
         return emit(
             {
