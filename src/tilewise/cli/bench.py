@@ -42,7 +42,7 @@ def bench(
         list[str] | None, typer.Option("--kernel", help="Time this one (repeatable).")
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=0, help="Time so many from the head of the ranking.")
+        int, typer.Option("--top", min=0, help="Time this many from the head of the ranking.")
     ] = 1,
     model: ModelOption = None,
     expression: FilterOption = None,

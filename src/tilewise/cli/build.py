@@ -40,7 +40,7 @@ def build(
     expression: FilterOption = None,
     config: ConfigOption = None,
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, help="Compilers at once.")
+        int | None, typer.Option("--max-workers", min=1, help="How many compilers run at once.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

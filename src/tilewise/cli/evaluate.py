@@ -32,7 +32,7 @@ def evaluate(
     ] = "",
     target: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write every problem with its efficiency, to `augment`."),
+        typer.Option("--out", "-o", help="Write each problem's efficiency, for `augment`."),
     ] = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,

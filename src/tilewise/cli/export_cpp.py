@@ -38,7 +38,7 @@ def export_cpp(
         typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'."),
     ] = "",
     top: Annotated[
-        int | None, typer.Option(min=1, help="At most so many kernels an op: those that win most.")
+        int | None, typer.Option(min=1, help="At most this many kernels per op: the best ones.")
     ] = None,
     problems: Annotated[
         Path | None,
@@ -53,7 +53,9 @@ def export_cpp(
     max_objects: Annotated[
         int, typer.Option(min=1, help="Compiled GPU kernels at most, an op each.")
     ] = 1000,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="Compilers at once.")] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, help="How many compilers run at once.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Writes a C++ library that chooses and launches kernels.

@@ -18,7 +18,7 @@ def report(
     model: Annotated[
         Path | None, typer.Option("--model", help="A model folder, to judge its choices.")
     ] = None,
-    op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
+    op: Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")] = "",
     dtype: DtypeOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,

@@ -52,23 +52,25 @@ PolicyOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[
-    float, typer.Option(min=0, callback=bearable, help="Stop after so many seconds.")
+    float, typer.Option(min=0, callback=bearable, help="Stop after this many seconds; 0 for never.")
 ]
 BatchOption = Annotated[int, typer.Option(min=1, help="Kernels handed to a worker at once.")]
 WorkersOption = Annotated[
     int, typer.Option(min=0, help="Worker processes; 0 for one per GPU, one on a CPU.")
 ]
-JobsOption = Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for all cores.")]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="How many compilers run at once; 0: all cores.")
+]
 OnOption = Annotated[str, typer.Option("--on", help="local or ray.")]
-AddressOption = Annotated[str, typer.Option(help="Of a running Ray cluster.")]
+AddressOption = Annotated[str, typer.Option(help="Address of a running Ray cluster.")]
 TopOption = Annotated[
-    int, typer.Option(min=0, help="Only so many kernels a problem, those expected fastest.")
+    int, typer.Option(min=0, help="Per problem, only this many kernels: the most promising.")
 ]
 RetryFlag = Annotated[
     bool, typer.Option("--retry-failed", help="Measure again what failed before.")
 ]
 GiveUpOption = Annotated[
-    int, typer.Option(min=0, help="Leave a kernel that cost so many workers; 0 for never.")
+    int, typer.Option(min=0, help="Give up a kernel that cost this many workers; 0: never.")
 ]
 ReplayOption = Annotated[Path | None, typer.Option(help="Replay this store in place of measuring.")]
 EventsFlag = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout.")]

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
-AnyOpOption = Annotated[str, typer.Option("--op", help="Where stores hold several ops.")]
+AnyOpOption = Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")]
 AnyArchOption = Annotated[
-    str | None, typer.Option("--arch", help="Where stores hold several architectures.")
+    str | None, typer.Option("--arch", help="Which one, if stores hold several.")
 ]
-FoldsOption = Annotated[int, typer.Option(min=2, help="Of the cross-validation.")]
+FoldsOption = Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")]
 ObjectiveOption = Annotated[str, typer.Option(help="regression, lambdarank or top_decile.")]
 TargetsOption = Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")]
 VendorTreesOption = Annotated[

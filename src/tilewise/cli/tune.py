@@ -19,7 +19,7 @@ def tune(
     plan: Annotated[Path, typer.Option("--out", help="The plan file; times are added to it.")],
     dtype: DtypeOption = None,
     arch: ArchOption = None,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="Kernels to time besides.")] = 4,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="How many kernels to time.")] = 4,
     as_json: JsonFlag = False,
 ) -> None:
     """Times the leading kernels of each problem, into a plan file.
