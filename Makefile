@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 # Progress bars even where the output is a file: an installation in silence looks like a hang.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 
+# PyTorch is large, and the demo needs it for GPUs alone.
+GPU ?= $(wildcard /dev/nvidiactl)
+COMMA := ,
+
 .PHONY: docs demo test test-quick check extras package models fuzz gpu-test gpu-memcheck format clean
 
 demo: $(VENV)/.demo
@@ -68,8 +72,8 @@ $(BIN)/python:
 
 # Stamps of their own: the demo never waits for PyTorch, Ray or the linters.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@echo "Installing what the demo needs: about 110 MB, no PyTorch."
-	$(INSTALL) --editable '.[demo]'
+	@echo "Installing what the demo needs: $(if $(GPU),PyTorch for the NVIDIA GPU$(COMMA) some GB,about 110 MB$(COMMA) no PyTorch)."
+	$(INSTALL) --editable '.[demo$(if $(GPU),$(COMMA)gpu)]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

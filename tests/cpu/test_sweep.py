@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import tilewise
-from tilewise.cli.session import with_vendor
+from tilewise.cli import session
+from tilewise.cli.session import Session, with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
@@ -293,6 +294,13 @@ def test_the_vendor_stays_unless_engines_are_filtered() -> None:
     assert vendors("engine == 'vendor'", both) == 2
     assert vendors("engine == 'cpu'", both) == vendors("engine == 'cpu' and tile_m > 8", both) == 0
     assert vendors("", ["cpu"]) == 0
+
+
+def test_a_library_that_is_not_installed_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench` ended with 1 beside NumPy alone, since PyTorch's routine could not be built."""
+    monkeypatch.setattr(session, "find_spec", {"numpy": "here"}.get)
+    found = Session.of("x86_avx2", "", 5.0).with_vendors("gemm", recording.kernels(2))
+    assert [k.name for k in found if k.engine == "vendor"] == ["gemm_vendor_numpy"]
 
 
 def test_a_sweep_without_legal_kernels_says_why(tape: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Every command and snippet in the README and the documentation runs.
 
 Fenced blocks of `python` share a namespace within their page, those of `bash` are run line by line,
-in order, in a folder of their own. A comment before a block that cannot run here says why, as in
+in order, in a folder of their own. A block of `text` right below one of `python` is what that
+prints. A comment before a block that cannot run here says why, as in
 `<!-- skip: needs a GPU -->`; blocks of other languages are shown, not run.
 """
 
@@ -25,6 +26,7 @@ LANGUAGES = {"python", "bash", "text", "json", "yaml", "c", "console"}
 FENCE = re.compile(
     r"(?:^<!-- skip: ([^\n]+) -->\n)?^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
+OUTPUT = re.compile(r"\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNNER = "import sys; exec(compile(sys.stdin.read(), 'snippet', 'exec'))"
 
 
@@ -36,12 +38,20 @@ class Block:
     text: str
     line: int
     why_skipped: str
+    printed: str
+    """What stands below the block as its output, if anything does."""
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        Block(found[2], found[3], text[: found.start()].count("\n") + 1, found[1] or "")
+        Block(
+            language=found[2],
+            text=found[3],
+            line=text[: found.start()].count("\n") + 1,
+            why_skipped=found[1] or "",
+            printed=below[1] if (below := OUTPUT.match(text, found.end())) else "",
+        )
         for found in FENCE.finditer(text)
     ]
 
@@ -105,3 +115,7 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
             run, input=given_text, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert ended.returncode == 0, f"{name(page)}:{block.line}\n{ended.stdout}\n{ended.stderr}"
+        if block.language == "python":
+            assert ended.stdout.endswith(block.printed), (
+                f"{name(page)}:{block.line}\n{ended.stdout}"
+            )

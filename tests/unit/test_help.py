@@ -55,6 +55,18 @@ def test_help_ends_with_examples_that_fit_and_parse(name: str) -> None:
         command.make_context(name, shlex.split(rest))
 
 
+@pytest.mark.parametrize("group", ["", "arch", "kernels", "problems", "data"])
+def test_lists_of_commands_say_what_each_does_in_a_whole_sentence(group: str) -> None:
+    command = typer.main.get_command(app)
+    for name in group.split():
+        command = command.commands[name]  # type: ignore[attr-defined]
+    context = command.make_context("tilewise", [], resilient_parsing=True)
+    listed = command.get_help(context).partition("Commands:\n")[2].splitlines()
+    told = [line for line in listed if line.strip()]
+    assert len(told) == len(command.commands)  # type: ignore[attr-defined]
+    assert [line for line in told if line.endswith("...") or len(line) > 80] == []
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to be in, with what earlier examples would have made."""

@@ -106,7 +106,7 @@ def test_select_stays_a_function() -> None:
 
 FRONTS = (
     *("torch_ops", "functional.py", "dispatch/shipped.py", "cli/demo.py", "cli/doctor.py"),
-    "cli/demo_learning.py",
+    *("cli/demo_gpu.py", "cli/demo_learning.py"),
     "__init__.py",
 )
 """What stands in front of single ops, or tries one out, and so knows it."""

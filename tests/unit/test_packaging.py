@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_what_the_tests_install_can_train_and_run_all() -> None:
 def test_the_demo_is_light() -> None:
     heavy = set(script(".ci/extras.py").HEAVY)
     assert not heavy & names(PROJECT["dependencies"] + EXTRAS["demo"])
+
+
+@pytest.mark.parametrize(("gpu", "extras"), [("", "demo"), ("/dev/nvidiactl", "demo,gpu")])
+def test_the_demo_installs_pytorch_for_a_gpu_alone(gpu: str, extras: str) -> None:
+    command = ["make", "--dry-run", "--always-make", "demo", f"GPU={gpu}"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"--editable '.[{extras}]'" in told
+    assert ("no PyTorch" in told) == (not gpu)
 
 
 def test_the_readme_reads_the_same_where_there_is_nothing_beside_it() -> None:

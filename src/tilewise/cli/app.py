@@ -49,7 +49,7 @@ def _tell_version(is_asked: bool) -> None:
 def _any(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it and end."),
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Chooses, builds and runs the fastest tile kernel for a GEMM or convolution."""

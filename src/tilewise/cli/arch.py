@@ -10,7 +10,7 @@ from tilewise.cli.console import JsonFlag, emit, out, table
 from tilewise.core.arch import devices, known_archs, load_arch, sources
 from tilewise.engines.device import resolve_arch
 
-app = typer.Typer(help="Architectures and the live device.", no_args_is_help=True)
+app = typer.Typer(help="Architectures, and the device in this machine.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -48,7 +48,7 @@ def show(
 
 @app.command()
 def detect(as_json: JsonFlag = False) -> None:
-    """Shows the live device with its true figures."""
+    """Shows the device in this machine, with its own figures."""
     arch = resolve_arch(None)
     if as_json:
         return emit(arch.to_dict())

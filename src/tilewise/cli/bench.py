@@ -42,7 +42,7 @@ def bench(
         list[str] | None, typer.Option("--kernel", help="Time this one (repeatable).")
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=0, help="Time so many from the head of the ranking.")
+        int, typer.Option("--top", min=0, help="Time this many from the head of the ranking.")
     ] = 1,
     model: ModelOption = None,
     expression: FilterOption = None,
@@ -50,7 +50,10 @@ def bench(
     timeout: TimeoutOption = 5.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times kernels on one problem, in turn; exit 1 where one of them fails."""
+    """Times kernels on one problem, in turn.
+
+    The vendor's routines take part. Exit 1 if one of them fails.
+    """
     from tilewise.judge.validation import rows_of
     from tilewise.sweep.run import sweep
 

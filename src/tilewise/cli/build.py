@@ -40,11 +40,14 @@ def build(
     expression: FilterOption = None,
     config: ConfigOption = None,
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, help="Compilers at once.")
+        int | None, typer.Option("--max-workers", min=1, help="How many compilers run at once.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compiles every kernel that the options pick; exit 1 if any does not compile."""
+    """Compiles kernels ahead of time: all that the options select.
+
+    Exit 1 if any does not compile.
+    """
     chosen = resolve_arch(arch)
     kernels = [
         k for k in pick(op, chosen, dtype, engine, expression, config) if not is_foreign(k.engine)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from tilewise.core.problem import Problem, spell_problem
@@ -75,9 +76,14 @@ def emit(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
 
 
+def say(text: str) -> None:
+    """A sentence below a heading, wrapped between words."""
+    out.print(Padding(text, (0, 0, 0, 3)))
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table for people; numbers stand right, and words are broken only where there is no room."""
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown.header_style = "bold"
     body = [[cell(value) for value in row] for row in rows]
     cells = [[row[i] for row in body if row[i]] for i in range(len(columns))]

@@ -12,7 +12,7 @@ from tilewise.cli.console import JsonFlag, emit, out, table
 from tilewise.cli.progress import telling
 from tilewise.errors import NoStoreError
 
-app = typer.Typer(help="Measurements: bring in, take out, merge, look at.", no_args_is_help=True)
+app = typer.Typer(help="Stores of measurements: import, export, merge, show.", no_args_is_help=True)
 app.command("import")(data_io.import_)
 app.command("export")(data_io.export)
 
@@ -25,7 +25,7 @@ def merge(
     sources: Annotated[list[Path], typer.Argument(help="Stores to add to it.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Adds stores to a store: a union, with what they disagree about reported."""
+    """Adds stores to a store, and reports what they disagree about."""
     from tilewise.data.merge import merge as run
 
     with telling("reading stores") as tell:
@@ -53,7 +53,10 @@ def publish(
     target: Annotated[Path, typer.Argument(help="A new folder for the lean store.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a store without what can be derived, for sharing; it reads like the one it is of."""
+    """Writes a smaller copy of a store, for sharing.
+
+    It leaves out what can be derived, and reads like the store it is of.
+    """
     from dataclasses import asdict
 
     from tilewise.data.publish import publish as run
@@ -69,7 +72,7 @@ def publish(
 
 @app.command()
 def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
-    """Says what a store holds."""
+    """Shows what a store holds."""
     from tilewise.data.show import overview
 
     with telling(f"reading {store}") as tell:
@@ -103,7 +106,10 @@ def check(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Looks for torn shards, duplicates, impossible rows, faults of the machine; exit 1 if any."""
+    """Looks for damage in a store.
+
+    Torn shards, duplicates, impossible rows and faults of the machine; exit 1 if there are any.
+    """
     from tilewise.data.check import check as run
     from tilewise.data.forget import forget_faults
 

@@ -25,7 +25,10 @@ def import_(
     toolchain: Annotated[str, typer.Option(help="What compiled the kernels.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Adds foreign measurements to a store; rows that cannot be used are shown with the reason."""
+    """Adds other tools' measurements to a store.
+
+    Rows that cannot be used are shown with the reason.
+    """
     from tilewise.data.importing import import_file
 
     choices = {"op": op, "dtype": dtype or "", "device": device, "toolchain": toolchain}
@@ -61,7 +64,7 @@ def export(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes measurements as CSV with the reference's columns."""
+    """Writes measurements as CSV, with CK Tile's columns."""
     from tilewise.data.exporting import export_csv
 
     check_free(file, force)

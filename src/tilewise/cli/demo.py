@@ -15,7 +15,8 @@ import numpy as np
 import typer
 
 from tilewise.cli.build import compile_all
-from tilewise.cli.console import JsonFlag, emit, out, table
+from tilewise.cli.console import JsonFlag, emit, out, say, table
+from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.kernel import Kernel
@@ -36,6 +37,8 @@ CANDIDATES = 4
 """Kernels built per problem: the head of the ranking."""
 POLICY = Policy()
 """How kernels and libraries are timed."""
+OWN = "the library's"
+"""Where the library's own routine is what was chosen."""
 
 PROBLEMS: dict[str, Problem] = {
     "square GEMM": GemmProblem(m=768, n=768, k=768, layout="rrr"),
@@ -85,59 +88,81 @@ class DemoRow:
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """The whole idea here: build, sweep, train, judge, dispatch; then an H200 asked from afar."""
+    """Shows the whole idea on this machine, in about a minute.
+
+    Builds kernels, times them, trains a model, judges it, runs what is chosen, and asks about an
+    H200. With a GPU here it runs there, too. Exit 1 if a result is wrong.
+    """
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         rows, found = _steps()
     if as_json:
         shown = [{**vars_of(row), "problem": row.problem.to_dict()} for row in rows]
         emit({"rows": shown, **found})
-    raise typer.Exit(0 if all(row.is_right for row in rows) else 1)
+    wrong = [row for row in rows if not row.is_right]
+    raise typer.Exit(1 if wrong or found["gpu"]["wrong"] else 0)
 
 
 def _steps() -> tuple[list[DemoRow], dict[str, Any]]:
-    from tilewise.cli.demo_gpu import on_gpu
-    from tilewise.cli.demo_learning import learned, of_h200
+    from tilewise.cli.demo_gpu import live, nothing, why_not
+    from tilewise.cli.demo_h200 import of_h200
+    from tilewise.cli.demo_learning import learned
 
     arch = detect("cpu")
-    name = arch.device or arch.label
-    out.print(f"1. This machine: {name}, {arch.compute_units} cores ({arch.name})")
+    with telling("looking for a GPU"):
+        no_gpu = why_not()
+    _heading("1. What is here")
+    cores = "1 core" if arch.compute_units == 1 else f"{arch.compute_units} cores"
+    say(f"CPU: {arch.device or arch.label}, {cores} ({arch.name})")
+    say(f"GPU: {no_gpu or detect('gpu').device}")
     registries = {op: default_registry(op, arch) for op in {p.op for p in PROBLEMS.values()}}
-    out.print(f"2. Build: some of {sum(map(len, registries.values()))} kernels")
+    _heading(
+        f"2. Build: of {sum(map(len, registries.values()))} kernels for this CPU, those expected "
+        f"fastest for {len(PROBLEMS)} problems"
+    )
     kernels = _build(registries, arch)
     found: dict[str, Any] = {}
     products = [kernel for kernel in kernels if kernel.op == "gemm"]
+    _heading("3. Learn: time them on other matrix products, train a small model, judge it")
     why = _why_not_learning(products)
-    out.print("3. Sweep some products, learn from that, judge what was learned")
     if why is None:
         found["learned"] = learned([*products, VendorKernel(op_name="gemm", library="numpy")])
     else:
-        out.print(f"  left out: {why}")
-    out.print("4. Dispatch: chosen, run, and checked against float64")
-    rows = [_run(label, p, registries[p.op]) for label, p in PROBLEMS.items()]
+        say(f"left out: {why}")
+    _heading("4. Run: the model that is shipped for this CPU chooses for the problems of step 2")
+    with telling("running and timing"):
+        rows = [_run(label, p, registries[p.op]) for label, p in PROBLEMS.items()]
     _show(rows)
-    out.print("5. A device that is not here: the shipped model of the H200")
+    _heading("5. Ask about a device that is not here, an NVIDIA H200")
     found["h200"] = of_h200(Path("datasets"))
-    found["gpu"] = on_gpu()
+    found["gpu"] = nothing(no_gpu)
+    if no_gpu is None:
+        _heading(f"6. Run on the GPU: {detect('gpu').device}")
+        found["gpu"] = live()
     _conclude(rows, found)
     return rows, found
+
+
+def _heading(text: str) -> None:
+    out.print(f"\n{text}", soft_wrap=True, style="bold")
 
 
 def _build(registries: Mapping[str, Registry], arch: Arch) -> list[Kernel]:
     """Compiles the heads of the rankings; gives back what is there afterwards."""
     wanted: dict[Kernel, None] = {}
-    for problem in PROBLEMS.values():
-        for ranked in registries[problem.op].select(problem).ranking[:CANDIDATES]:
-            wanted[ranked.kernel] = None
+    with telling("ranking"):
+        for problem in PROBLEMS.values():
+            for ranked in registries[problem.op].select(problem).ranking[:CANDIDATES]:
+                wanted[ranked.kernel] = None
     kernels = [kernel for kernel in wanted if kernel.engine == "cpu"]
     why = get_engine("cpu").why_unavailable()
     if why is not None:
-        out.print(f"  no kernel can be compiled: {why}. The vendor serves instead.")
+        say(f"nothing can be compiled: {why}. NumPy or PyTorch serves instead.")
         return []
     started = time.perf_counter()
     builds = compile_all(kernels, arch, None) if kernels else []
     fresh = sum(not build.was_cached for build in builds)
     seconds = time.perf_counter() - started
-    out.print(f"  {len(builds)} were wanted, {fresh} compiled in {seconds:.1f} s")
+    say(f"{len(builds)} kernels are ready, {fresh} of them compiled now in {seconds:.1f} s")
     return [build.kernel for build in builds if build.status == "ok"]
 
 
@@ -151,16 +176,50 @@ def _why_not_learning(kernels: Sequence[Kernel]) -> str | None:
 
 def _conclude(rows: Sequence[DemoRow], found: Mapping[str, Any]) -> None:
     """What was seen, in words."""
-    right = sum(row.is_right for row in rows)
-    ahead = [row for row in rows if row.vs_best is not None and row.vs_best >= 1]
-    told = [row for row in rows if row.vs_best is not None]
-    out.print(
-        f"\n{right} of {len(rows)} results are right. Where the readings tell, "
-        f"{len(ahead)} of {len(told)} choices are at least as fast as the fastest library here.",
-        soft_wrap=True,
-    )
+    _heading("In short")
+    shown = [verdict(rows)]
     if "learned" in found:
-        out.print(f"The report: {found['learned']['report']}", soft_wrap=True)
+        mean = found["learned"]["efficiency"]["mean"]
+        shown.append(
+            f"The small model of step 3 chooses kernels that run at {mean:.0f} % of the best one's "
+            "speed, on average, for products it never saw."
+        )
+    for line in (*shown, gpu_verdict(found["gpu"])):
+        say(line)
+    if "learned" in found:
+        out.print("\nAll that was measured in step 3, as a page to open in a browser:")
+        out.print(found["learned"]["report"], soft_wrap=True)
+
+
+def verdict(rows: Sequence[DemoRow]) -> str:
+    """How the choices on the CPU did, in words."""
+    right = sum(row.is_right for row in rows)
+    text = f"On the CPU {right} of {len(rows)} results are right."
+    compared = [row for row in rows if row.vendors and row.comparison != OWN]
+    if not compared:
+        return text
+    libraries = " and ".join({name: None for row in compared for name in row.vendors or ()})
+    return f"{text} Beside {libraries}: {tally([row.vs_best for row in compared])}."
+
+
+def gpu_verdict(gpu: Mapping[str, Any]) -> str:
+    """How the choices on the GPU did, in words."""
+    if not gpu["rows"]:
+        return "Nothing ran on a GPU here; what is said about the H200 was measured on one before."
+    tried = len(gpu["rows"]) + gpu["unjudged"]
+    text = f"On the GPU {tried - gpu['wrong']} of {tried} results are right. Beside PyTorch: "
+    return f"{text}{tally([row['ratio'] for row in gpu['rows']])}."
+
+
+def tally(ratios: Sequence[float | None]) -> str:
+    """How many choices are as fast as a library's routine; None is a ratio that says nothing."""
+    told = [ratio for ratio in ratios if ratio is not None]
+    counts = {
+        "at least as fast": sum(ratio >= 1 for ratio in told),
+        "slower": sum(ratio < 1 for ratio in told),
+        "too noisy to tell": len(ratios) - len(told),
+    }
+    return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 
 def vars_of(row: DemoRow) -> dict[str, Any]:
@@ -182,7 +241,7 @@ def _run(label: str, problem: Problem, registry: Registry) -> DemoRow:
     result = registry.run(problem, *operands)
     expected = get_op(problem.op).reference(problem, *operands)
     row = DemoRow(label, problem, kernel=result.kernel.name, path=result.path)
-    row.summary = _summary(result.kernel)
+    row.summary = summary(result.kernel)
     row.error = float(np.linalg.norm(result.out - expected) / np.linalg.norm(expected))
     row.is_right = row.error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
     plans = {result.kernel: registry.dispatcher.plan(problem)[0]}
@@ -205,14 +264,14 @@ def compare(row: DemoRow, ours: Reading, vendors: Mapping[str, Reading]) -> None
     row.vendors = {name: flops / theirs.time_us / 1e3 for name, theirs in vendors.items()}
     best = min(vendors.values(), key=lambda theirs: theirs.time_us, default=None)
     if ours in vendors.values():
-        row.comparison = "its own"
+        row.comparison = OWN
     elif best is not None:
         found = ratio(best, ours)
         row.vs_best, row.vs_best_interval = found.told, (found.low, found.high)
         row.comparison = found.spell()
 
 
-def _summary(kernel: Kernel) -> str:
+def summary(kernel: Kernel) -> str:
     """A kernel in two words: its family and its register tile."""
     family = getattr(kernel, "family", kernel.engine)
     if kernel.engine == "vendor":
@@ -228,19 +287,22 @@ def _timed(calls: Sequence[Callable[[], Any]]) -> list[Reading]:
 
 
 def _show(rows: list[DemoRow]) -> None:
+    libraries = [n for n in ("NumPy", "PyTorch") if any(n in (row.vendors or {}) for row in rows)]
     shown = []
     for row in rows:
         vendors = row.vendors or {}
         shown.append(
             [
                 *(row.label, row.summary),
-                "yes" if row.is_right else f"NO ({row.error:.1e})",
-                *(f"{row.gflops:.1f}", f"{row.spread:.0%}"),
-                *(f"{vendors[v]:.1f}" if v in vendors else "" for v in ("NumPy", "PyTorch")),
-                row.comparison,
+                "right" if row.is_right else f"WRONG ({row.error:.1e})",
+                f"{row.gflops:.1f}",
+                *(f"{vendors[name]:.1f}" if name in vendors else "-" for name in libraries),
+                row.comparison or "-",
             ]
         )
-    columns = ["problem", "kernel", "right", "GFLOPS", "spread", "NumPy", "PyTorch", "vs best"]
-    table("Chosen, compiled and run on this machine", columns, shown)
+    columns = ["problem", "kernel", "result", "GFLOPS", *libraries, "speed-up"]
+    table("", columns, shown)
+    if "PyTorch" not in libraries:
+        say("PyTorch is not installed, so convolutions have nothing to be compared with.")
     if any(row.comparison == NOISY for row in rows):
-        out.print("This machine is busy: readings differ more than the kernels do.")
+        say("Other programs are busy here: where readings differ too much, no ratio is given.")

@@ -1,70 +1,109 @@
-"""The demo on an NVIDIA GPU: chosen, run and checked there, beside PyTorch's own routine."""
+"""The demo on a GPU that is here: chosen, run and checked there, beside PyTorch's own routine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.util import find_spec
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
-from tilewise.cli.console import out, table
+from tilewise.cli.console import say, table
+from tilewise.cli.progress import progress_bar
+from tilewise.cli.session import Session, store_folder
+from tilewise.core.arch import Arch
+from tilewise.core.problem import Problem, spell_problem
+from tilewise.engines.device import why_no_gpu
+from tilewise.errors import TilewiseError
+from tilewise.judge.validation import Contenders, Validation, validate
+from tilewise.judge.verdicts import Verdict
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.gemm.problem import GemmProblem
 
-SHAPES = ((1, 6144, 4096), (16, 2112, 7168), (1024, 4096, 4096))
-_CALLS, _ROUNDS = 20, 7
+DEPTHWISE = ConvProblem(
+    n=32, c=144, k=144, g=144, h=56, w=56, y=3, x=3, pad_h=1, pad_w=1, dtype="bf16"
+)
+PROBLEMS: tuple[Problem, ...] = (
+    GemmProblem(m=1, n=6144, k=4096, dtype="bf16"),
+    GemmProblem(m=16, n=2112, k=7168, dtype="bf16"),
+    GemmProblem(m=4096, n=8192, k=4096, dtype="bf16"),
+    DEPTHWISE,
+)
+POLICY = "graph"
+"""Inside CUDA graphs with cold caches: what the GPU takes, not what Python takes to launch it."""
+TIMEOUT_S = 5.0
 
 
-def on_gpu() -> list[dict[str, Any]] | None:
-    """A row for each product; None where there is no NVIDIA GPU, or no PyTorch to reach it."""
-    if find_spec("torch") is None:
-        return None
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    rows = [_row(*shape) for shape in SHAPES]
-    columns = ["problem", "right", "tilewise us", "PyTorch us", "ratio"]
-    shown = [
-        [row["problem"], row["is_right"], row["us"], row["torch_us"], row["ratio"]] for row in rows
-    ]
-    table(f"Live on {torch.cuda.get_device_name()}, bf16", columns, shown)
-    return rows
+def why_not() -> str | None:
+    """Why there is no GPU to run on, or None."""
+    why = why_no_gpu()
+    if why is not None and "PyTorch is not installed" in why:
+        return "there is one, but no PyTorch to reach it: `pip install 'tilewise[gpu]'`"
+    return why and f"none that can be used: {why}"
 
 
-def _row(m: int, n: int, k: int) -> dict[str, Any]:
-    import torch
+def nothing(why: str | None) -> dict[str, Any]:
+    """What there is to tell before anything ran."""
+    return {"why_not": why, "wrong": 0, "unjudged": 0, "rows": []}
 
-    import tilewise as tw
 
-    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
-    want = a.double() @ b.double()
-    error = float((tw.matmul(a, b).double() - want).norm() / want.norm())
-    out.print(f"  {m}x{n}x{k}: {error:.1e} from float64", soft_wrap=True)
-    ours, theirs = _in_turn(lambda: tw.matmul(a, b), lambda: torch.mm(a, b))
+def live(
+    problems: Sequence[Problem] = PROBLEMS, policy: str = POLICY, arch: str | None = None
+) -> dict[str, Any]:
+    """What became of each problem. Workers run the kernels: no failure of theirs ends the demo."""
+    found = nothing(None)
+    for op in dict.fromkeys(problem.op for problem in problems):
+        try:
+            session = Session.of(arch, policy, TIMEOUT_S)
+            outcome = _timed(session, op, [p for p in problems if p.op == op])
+        except (TilewiseError, RuntimeError, OSError) as error:
+            found["why_not"] = f"{op} could not be tried: {error}"
+            say(found["why_not"])
+            continue
+        found["rows"] += [_row(verdict) for verdict in outcome.verdicts]
+        found["wrong"] += sum(verdict.chosen_us is None for verdict in outcome.verdicts)
+        for problem, why in outcome.unjudged.items():
+            say(f"{op} {spell_problem(problem)}: {why}")
+        found["unjudged"] += len(outcome.unjudged)
+        found["wrong"] += len(outcome.unjudged)
+    if found["rows"]:
+        _show(found["rows"])
+    return found
+
+
+def _timed(session: Session, op: str, problems: Sequence[Problem]) -> Validation:
+    """The chosen kernels and PyTorch's routine, checked against a reference and timed in turn."""
+
+    def contenders(device: Arch) -> Contenders:
+        registry = session.registry(op, device)
+        chosen = [registry.select(problem).kernel for problem in problems]
+        kernels = session.with_vendors(op, list(dict.fromkeys(chosen)))
+        return Contenders(kernels=kernels, choose=registry.dispatcher.select)
+
+    with store_folder(None) as folder, progress_bar() as on_event:
+        return validate(
+            *(folder, problems, contenders, session.executor(op), session.policy),
+            on_event=on_event,
+        )
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
     return {
-        "problem": f"{m}x{n}x{k}",
-        "is_right": error < 1e-2,
-        "us": round(ours, 1),
-        "torch_us": round(theirs, 1),
-        "ratio": round(theirs / ours, 2),
+        "op": verdict.problem.op,
+        "problem": spell_problem(verdict.problem),
+        "kernel": verdict.chosen,
+        "us": verdict.chosen_us,
+        "torch_us": verdict.vendor_us,
+        "ratio": verdict.vs_vendor,
+        "comparison": verdict.ratio.spell() if verdict.ratio else "-",
+        "failures": dict(verdict.failures),
     }
 
 
-def _in_turn(*calls: Callable[[], Any]) -> list[float]:
-    """Microseconds of each, the median of rounds that they take in turn."""
-    import torch
-
-    event: Any = torch.cuda.Event
-    times: list[list[float]] = [[] for _ in calls]
-    for call in calls:
-        call()
-    for _ in range(_ROUNDS):
-        for call, own in zip(calls, times, strict=True):
-            start, end = (event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(_CALLS):
-                call()
-            end.record()
-            end.synchronize()
-            own.append(1e3 * start.elapsed_time(end) / _CALLS)
-    return [median(own) for own in times]
+def _show(rows: Sequence[dict[str, Any]]) -> None:
+    say(
+        "each result was checked against a reference; times are the GPU's, in CUDA graphs with "
+        "cold caches, ours and PyTorch's in turn"
+    )
+    shown = [
+        [f"{row['op']} {row['problem']}", row["us"], row["torch_us"], row["comparison"]]
+        for row in rows
+    ]
+    table("", ["problem", "tilewise us", "PyTorch us", "speed-up"], shown)

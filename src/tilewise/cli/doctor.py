@@ -25,7 +25,10 @@ Row = tuple[str, str, str]
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Tries compiler, engines, cache and models; exit 1 if something is broken."""
+    """Checks what works on this machine.
+
+    Tries compiler, engines, cache and models. Exit 1 if something is broken.
+    """
     with telling("trying compiler, engines, cache and models"):
         rows = [row for check in _CHECKS for row in check()]
     if as_json:
@@ -91,17 +94,18 @@ def _device() -> Iterator[Row]:
     except TilewiseError as error:
         yield "device", "broken", str(error)
         return
-    peak = f"{arch.peak_tflops['fp32']:.2f} fp32 TFLOPS peak by its listed clock"
+    peak = f"{arch.peak_tflops['fp32']:.2f} fp32 TFLOPS at its listed clock"
+    units = f"{arch.compute_units} units"
     if arch.kind == "cpu":
-        peak = _measured(arch) + peak
-    yield "device", "ok", f"{arch.label}: {arch.compute_units} units, {peak}"
+        units, peak = f"{arch.compute_units} cores", peak + _measured(arch)
+    yield "device", "ok", f"{arch.label}: {units}, {peak}"
 
 
 def _measured(arch: Arch) -> str:
     from tilewise.engines.cpu.peak import measured_tflops
 
     try:
-        return f"{measured_tflops(arch):.2f} measured, "
+        return f", {measured_tflops(arch):.2f} measured"
     except BuildError:  # told by the compiler's own line
         return ""
 
@@ -143,7 +147,7 @@ def try_engine(name: str, arch: Arch) -> tuple[str, str]:
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     is_right = error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
     told = "right" if is_right else f"WRONG, by {error:.1e}"
-    return "ok" if is_right else "broken", f"{kernel.name} ran and is {told}"
+    return "ok" if is_right else "broken", f"a kernel of its own ran and is {told}"
 
 
 def _operands(op: Op, problem: Problem, arch: Arch) -> tuple[list[Any], Any, Any]:

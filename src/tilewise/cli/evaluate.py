@@ -32,12 +32,15 @@ def evaluate(
     ] = "",
     target: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write every problem with its efficiency, to `augment`."),
+        typer.Option("--out", "-o", help="Write each problem's efficiency, for `augment`."),
     ] = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Judges a model; problems it was trained on are judged by their out-of-fold predictions."""
+    """Judges a model by measurements.
+
+    Problems that it was trained on are judged by predictions of models that had not seen them.
+    """
     from tilewise.core.model import load_model
     from tilewise.learn.dataset import from_stores
     from tilewise.learn.evaluate import evaluate as judge
@@ -97,7 +100,10 @@ def compare(
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says whether a new model may replace an old one; exit 1 if it may not."""
+    """Says whether a new model may replace an old one.
+
+    Exit 1 if it may not.
+    """
     from tilewise.core.model import load_model
     from tilewise.learn.compare import compare as judge
     from tilewise.learn.dataset import from_stores

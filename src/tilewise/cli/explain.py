@@ -43,20 +43,29 @@ def explain(
     model: ModelOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says which kernel a model chooses, why, what came second and what is known nearby."""
-    from tilewise.selection.explain import explain as ask
-    from tilewise.selection.selector import Selector
+    """Explains which kernel is chosen for one problem, and why.
 
+    Also: what came second, and what is known of problems nearby.
+    """
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
     with telling(f"asking {found.name}"):
-        selector = Selector(found, candidates(found, chosen, problem.dtype), chosen)
-        report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, chosen))
-    tell_difference(found, selector.arch)
+        report, asked_for = explained(found, problem, chosen)
+    tell_difference(found, asked_for)
     if as_json:
         return emit(report)
     return tell(report, found.name)
+
+
+def explained(model: Model, problem: Problem, arch: Arch) -> tuple[dict[str, Any], Arch]:
+    """Why a model chooses what it does, and the figures of the device that it was asked about."""
+    from tilewise.selection.explain import explain as ask
+    from tilewise.selection.selector import Selector
+
+    selector = Selector(model, candidates(model, arch, problem.dtype), arch)
+    report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, arch))
+    return report, selector.arch
 
 
 def tell_difference(model: Model, arch: Arch) -> None:
@@ -170,7 +179,7 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, help="How many to show.")] = 10,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predicts microseconds, TFLOPS and GB/s of kernels that can serve one problem."""
+    """Predicts time, TFLOPS and GB/s of the kernels for one problem."""
     from tilewise.selection.predictor import Predictor
 
     chosen = resolve_arch(arch)
@@ -183,15 +192,16 @@ def predict(
         for k in candidates(found, chosen, problem.dtype)
         if k.engine in found.calibration.engines and why_unusable(k, problem, chosen) is None
     ]
-    predictor = Predictor(found, chosen)
-    order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}
-    columns = zip(
-        kernels,
-        predictor.predict_latency(problem, kernels).tolist(),
-        predictor.predict_tflops(problem, kernels).tolist(),
-        predictor.predict_bandwidth(problem, kernels).tolist(),
-        strict=True,
-    )
+    with telling(f"asking {found.name}"):
+        predictor = Predictor(found, chosen)
+        order = {r.kernel: i for i, r in enumerate(predictor.rank_kernels(problem, kernels))}
+        columns = zip(
+            kernels,
+            predictor.predict_latency(problem, kernels).tolist(),
+            predictor.predict_tflops(problem, kernels).tolist(),
+            predictor.predict_bandwidth(problem, kernels).tolist(),
+            strict=True,
+        )
     rows = sorted(columns, key=lambda row: order[row[0]])[:top]
     tell_difference(found, predictor.arch)
     if as_json:

@@ -27,7 +27,10 @@ def export_c(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes features, forest and ranking as C11 that is also C++17 and needs no library."""
+    """Writes a model as a C header.
+
+    It ranks kernels as Python does, is C11 and C++17 alike, and needs no library.
+    """
     from tilewise.core.arch import load_arch
     from tilewise.ops.configs import load_kernels
     from tilewise.selection.export_c import export_c as render

@@ -37,7 +37,7 @@ WhereOption = Annotated[
     str, typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'.")
 ]
 MostKernelsOption = Annotated[
-    int | None, typer.Option(min=1, help="At most so many kernels an op: those that win most.")
+    int | None, typer.Option(min=1, help="At most this many kernels per op: the best ones.")
 ]
 LayersOption = Annotated[
     Path | None,
@@ -52,7 +52,7 @@ OneModelOption = Annotated[
 ObjectsOption = Annotated[
     int, typer.Option(min=1, help="Compiled GPU kernels at most, an op each.")
 ]
-CompilersOption = Annotated[int | None, typer.Option(min=1, help="Compilers at once.")]
+CompilersOption = Annotated[int | None, typer.Option(min=1, help="How many compilers run at once.")]
 
 
 def export_cpp(
@@ -71,7 +71,10 @@ def export_cpp(
     max_workers: CompilersOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a C++17 library with ranking, rules and kernels; CMake builds it."""
+    """Writes a C++ library that chooses and launches kernels.
+
+    It holds ranking, rules and kernels, is C++17, and CMake builds it.
+    """
     from tilewise.core.arch import load_arch
     from tilewise.export.library import Wanted, write_library
 

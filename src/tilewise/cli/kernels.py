@@ -36,7 +36,7 @@ from tilewise.ops.configs import (
 from tilewise.ops.contract import Op, get_op
 from tilewise.problems.lines import replace_text
 
-app = typer.Typer(help="The kernel space.", no_args_is_help=True)
+app = typer.Typer(help="Kernels: list, count, export, check.", no_args_is_help=True)
 
 EngineOption = Annotated[
     list[str] | None, typer.Option("--engine", help="Only these engines (repeatable).")
@@ -172,7 +172,7 @@ def export(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes kernels as JSON that loses nothing; `kernels check --file` reads it back."""
+    """Writes kernels as JSON, which `kernels check --file` reads."""
     check_free(None if file.is_dir() else file, force)
     kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
@@ -194,7 +194,10 @@ def check(
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says why kernels cannot run on an architecture, or serve a problem; exit 1 if any cannot."""
+    """Says which kernels cannot serve a problem, and why.
+
+    Without a problem: which cannot run on the architecture. Exit 1 if any cannot.
+    """
     given = get_op(op)
     chosen = resolve_arch(arch)
     names = [word for word in words or () if "=" not in word]

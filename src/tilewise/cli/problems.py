@@ -30,7 +30,7 @@ from tilewise.problems.augment import as_efficiency
 from tilewise.problems.files import BadLine, ProblemFile, read_problems, write_problems
 from tilewise.problems.problem_set import ProblemSet
 
-app = typer.Typer(help="Problem sets: drawn, listed, imported, captured.", no_args_is_help=True)
+app = typer.Typer(help="Problems to measure: draw, list, capture, import.", no_args_is_help=True)
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write a .csv, .json or .jsonl file.")
@@ -65,7 +65,10 @@ def sample(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draws problems at random: log-uniform sizes, or families of shapes."""
+    """Draws problems at random.
+
+    Sizes are log-uniform, or those of families of shapes.
+    """
     from tilewise.problems.sampling import sample as draw
     from tilewise.problems.sampling import wide_coverage
 
@@ -89,7 +92,10 @@ def edge(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Lists problems with edge dimensions: ones, primes, tiny sizes, neighbours of tiles."""
+    """Lists problems at the edges.
+
+    Ones, primes, tiny sizes, and neighbours of tile sizes.
+    """
     from tilewise.problems.edges import edge_problems
 
     check_free(file, force)
@@ -105,7 +111,7 @@ def coverage(
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Counts the problems of a file over buckets and names the empty ones."""
+    """Shows which ranges of sizes a file covers."""
     from tilewise.problems.coverage import coverage as report_on
 
     read = read_problems(file, op, dtype=dtype)
@@ -137,7 +143,10 @@ def augment(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Proposes problems near those whose column `efficiency` is worst."""
+    """Proposes problems near those that were chosen for worst.
+
+    `evaluate --out` writes the file that says so, in its column `efficiency`.
+    """
     from tilewise.problems.augment import augment as propose
 
     check_free(target, force)
@@ -173,7 +182,7 @@ def network(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Computes the layers of a real network from its definition."""
+    """Lists the layers of a real network."""
     from tilewise.problems import networks
 
     if name is None:
@@ -203,7 +212,10 @@ def import_(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Reads CSV, JSON, JSON lines or MIOpenDriver commands; bad lines are shown by number."""
+    """Reads a file of problems, and says what is wrong with it.
+
+    CSV, JSON, JSON lines or MIOpenDriver commands; bad lines are shown by number.
+    """
     check_free(target, force)
     read = read_problems(file, op, dtype=dtype)
     _give(read.distinct() if distinct else read, target, as_json, bad=read.bad_lines)
@@ -218,7 +230,7 @@ def capture(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Runs a PyTorch program and records its convolutions and matrix products."""
+    """Records the products and convolutions of a PyTorch program."""
     import runpy
     from contextlib import redirect_stdout
 

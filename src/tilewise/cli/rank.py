@@ -20,6 +20,7 @@ from tilewise.cli.console import (
     parse_problem,
 )
 from tilewise.cli.kernels import EngineOption
+from tilewise.cli.progress import telling
 from tilewise.dispatch import default_registry
 from tilewise.engines.device import resolve_arch
 from tilewise.selection.choice import Choice
@@ -35,7 +36,7 @@ def rank(
     expression: FilterOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Ranks the kernels for one problem and says which ranking was used."""
+    """Ranks the kernels for one problem by predicted time."""
     problem = parse_problem(op, words, dtype)
     registry = default_registry(op, resolve_arch(arch))
     if engine:
@@ -44,10 +45,12 @@ def rank(
         registry = registry.filter(lambda kernel: kernel.engine in engine)
     if expression:
         registry = filtered(registry, expression)
-    choice = registry.select(problem)
+    with telling("ranking"):  # a model asked for the first time is compiled
+        choice = registry.select(problem)
+        ranking = choice.ranking[:top]
     if as_json:
         return emit(as_dict(choice, top))
-    rows = [[place, *forecast(r), r.kernel.name] for place, r in enumerate(choice.ranking[:top], 1)]
+    rows = [[place, *forecast(r), r.kernel.name] for place, r in enumerate(ranking, 1)]
     title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
     if not rows:
         return out.print(title, soft_wrap=True)

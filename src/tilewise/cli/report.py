@@ -18,12 +18,15 @@ def report(
     model: Annotated[
         Path | None, typer.Option("--model", help="A model folder, to judge its choices.")
     ] = None,
-    op: Annotated[str, typer.Option("--op", help="Where stores hold several ops.")] = "",
+    op: Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")] = "",
     dtype: DtypeOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes one self-contained HTML page: choices, roofline, coverage, failures, tables."""
+    """Writes a page for the browser about measurements and choices.
+
+    One HTML file that needs nothing else: efficiency, roofline, coverage, failures, tables.
+    """
     from tilewise.report.page import write_report
 
     check_free(target, force)

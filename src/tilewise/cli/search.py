@@ -19,6 +19,7 @@ from tilewise.cli.console import (
 from tilewise.cli.explain import ProblemWords
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
 
@@ -37,7 +38,10 @@ def search(
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Searches the legal kernels for one problem; the same seed gives the same answer."""
+    """Searches the whole kernel space for one problem.
+
+    The same seed gives the same answer.
+    """
     from tilewise.learn.search import legal_kernels, model_score
     from tilewise.learn.search import search as look
 
@@ -45,10 +49,11 @@ def search(
     problem = parse_problem(op, words, dtype)
     found = pick_model(model, op, chosen, dtype)
     engines = engine or [e for e in found.calibration.engines if e != "any"]
-    pool = pick(op, chosen, problem.dtype, engines, expression, config)
-    space = legal_kernels(pool, problem, chosen)
-    score = model_score(found, problem, space, chosen)
-    answers = look(space, score, strategy=strategy, budget=budget, seed=seed)[:top]
+    with telling("searching"):
+        pool = pick(op, chosen, problem.dtype, engines, expression, config)
+        space = legal_kernels(pool, problem, chosen)
+        score = model_score(found, problem, space, chosen)
+        answers = look(space, score, strategy=strategy, budget=budget, seed=seed)[:top]
     if as_json:
         return emit(
             {

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -118,11 +119,11 @@ class Session:
         return filtered(registry, expression).merge(registry.filter(lambda k: k.engine == "vendor"))
 
     def with_vendors(self, op: str, kernels: list[Kernel]) -> list[Kernel]:
-        """The kernels, and every routine of the vendor's that the device has."""
+        """The kernels, and every routine of the vendor's that this machine has."""
         if self.replay:
             return kernels
         own = [kernel for kernel in kernels if kernel.engine != "vendor"]
-        return with_vendor(own, op, list(self.engines(op)), None)
+        return with_vendor(own, op, list(self.engines(op)), None, libraries_here())
 
 
 def dispatcher_of(registry: Registry, model: Model | None) -> Dispatcher:
@@ -172,8 +173,17 @@ def device_kind(arch: str | None) -> str:
     return "gpu" if visible_gpus() else "cpu"
 
 
+def libraries_here() -> tuple[str, ...]:
+    """The vendors' libraries that are installed; one that is not has nothing to be timed."""
+    return tuple(library for library in LIBRARIES if find_spec(library) is not None)
+
+
 def with_vendor(
-    kernels: list[Kernel], op: str, engines: list[str], expression: str | None
+    kernels: list[Kernel],
+    op: str,
+    engines: list[str],
+    expression: str | None,
+    libraries: Sequence[str] = LIBRARIES,
 ) -> list[Kernel]:
     """The kernels and the vendor's, which is measured like any other.
 
@@ -183,7 +193,7 @@ def with_vendor(
     """
     if "vendor" not in engines or any(k.engine == "vendor" for k in kernels):
         return kernels
-    vendors: list[Kernel] = [VendorKernel(op_name=op, library=library) for library in LIBRARIES]
+    vendors: list[Kernel] = [VendorKernel(op_name=op, library=library) for library in libraries]
     is_about_engines = re.search(r"\bengine\b", expression or "") is not None
     if expression and not kernels and not is_about_engines:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +21,13 @@ from tilewise.cli.console import (
 from tilewise.cli.kernels import ConfigOption, pick
 from tilewise.cli.models import ModelOption, given_model
 from tilewise.cli.progress import shown
-from tilewise.cli.session import Session, TimeoutOption, executor, with_vendor
+from tilewise.cli.session import Session, TimeoutOption, executor, libraries_here, with_vendor
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.errors import InputError
 from tilewise.ops.configs import filter_kernels
 from tilewise.ops.contract import get_op
+from tilewise.ops.vendor import LIBRARIES
 
 if TYPE_CHECKING:
     from tilewise.problems.files import ProblemFile
@@ -51,23 +52,25 @@ PolicyOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[
-    float, typer.Option(min=0, callback=bearable, help="Stop after so many seconds.")
+    float, typer.Option(min=0, callback=bearable, help="Stop after this many seconds; 0 for never.")
 ]
 BatchOption = Annotated[int, typer.Option(min=1, help="Kernels handed to a worker at once.")]
 WorkersOption = Annotated[
     int, typer.Option(min=0, help="Worker processes; 0 for one per GPU, one on a CPU.")
 ]
-JobsOption = Annotated[int, typer.Option(min=0, help="Compilers at once; 0 for all cores.")]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="How many compilers run at once; 0: all cores.")
+]
 OnOption = Annotated[str, typer.Option("--on", help="local or ray.")]
-AddressOption = Annotated[str, typer.Option(help="Of a running Ray cluster.")]
+AddressOption = Annotated[str, typer.Option(help="Address of a running Ray cluster.")]
 TopOption = Annotated[
-    int, typer.Option(min=0, help="Only so many kernels a problem, those expected fastest.")
+    int, typer.Option(min=0, help="Per problem, only this many kernels: the most promising.")
 ]
 RetryFlag = Annotated[
     bool, typer.Option("--retry-failed", help="Measure again what failed before.")
 ]
 GiveUpOption = Annotated[
-    int, typer.Option(min=0, help="Leave a kernel that cost so many workers; 0 for never.")
+    int, typer.Option(min=0, help="Give up a kernel that cost this many workers; 0: never.")
 ]
 ReplayOption = Annotated[Path | None, typer.Option(help="Replay this store in place of measuring.")]
 EventsFlag = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout.")]
@@ -97,9 +100,10 @@ def sweep(
     replay: ReplayOption = None,
     as_json: EventsFlag = False,
 ) -> None:
-    """Measures every legal kernel on every problem that the store does not know yet.
+    """Measures kernels on problems, into a store.
 
-    Stop it in any way: what was measured is kept, and the same command does the rest.
+    Every legal kernel is measured on every problem, unless the store has the result already. Stop
+    it in any way: what was measured is kept, and the same command does the rest.
     """
     from tilewise.sweep.run import Options
     from tilewise.sweep.run import sweep as run
@@ -112,7 +116,9 @@ def sweep(
     for name in names:
         get_op(op).types_of(name)  # raises where there is none
     workers_of = session.config(op, names, batch=batch, jobs=jobs)
-    kernels = _kernels(session, op, dtype, expression, config, names)
+    # Workers of a cluster may have what is not installed here.
+    libraries = LIBRARIES if on == "ray" else libraries_here()
+    kernels = _kernels(session, op, dtype, expression, config, names, libraries)
     _check_top(top, model, replay, found)
     place = executor(on, workers_of, workers, address)
     with shown(as_json) as on_event:
@@ -149,6 +155,7 @@ def _kernels(
     expression: str | None,
     config: Path | None,
     names: tuple[str, ...],
+    libraries: Sequence[str],
 ) -> Callable[[Arch], list[Kernel]]:
     """What to measure on a live device: what was recorded, or what the options pick."""
 
@@ -158,7 +165,7 @@ def _kernels(
             return filter_kernels(recorded, expression) if expression else recorded
         wanted = list(names or session.engines(op))
         picked = pick(op, live, dtype, wanted, expression, config)
-        return with_vendor(picked, op, wanted, expression)
+        return with_vendor(picked, op, wanted, expression, libraries)
 
     return kernels
 

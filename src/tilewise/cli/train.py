@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
-AnyOpOption = Annotated[str, typer.Option("--op", help="Where stores hold several ops.")]
+AnyOpOption = Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")]
 AnyArchOption = Annotated[
-    str | None, typer.Option("--arch", help="Where stores hold several architectures.")
+    str | None, typer.Option("--arch", help="Which one, if stores hold several.")
 ]
-FoldsOption = Annotated[int, typer.Option(min=2, help="Of the cross-validation.")]
+FoldsOption = Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")]
 ObjectiveOption = Annotated[str, typer.Option(help="regression, lambdarank or top_decile.")]
 TargetsOption = Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")]
 VendorTreesOption = Annotated[
@@ -75,7 +75,10 @@ def train(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Trains a model; equal measurements and seed give equal files."""
+    """Trains a model from stores of measurements.
+
+    Equal measurements and an equal seed give equal files.
+    """
     from tilewise.core.model import check_place
     from tilewise.core.sealed import MANIFEST
     from tilewise.learn.dataset import from_stores

@@ -19,12 +19,13 @@ def tune(
     plan: Annotated[Path, typer.Option("--out", help="The plan file; times are added to it.")],
     dtype: DtypeOption = None,
     arch: ArchOption = None,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="Kernels to time besides.")] = 4,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="How many kernels to time.")] = 4,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times the kernels expected most of, and the vendor's, so that choices are measured ones.
+    """Times the leading kernels of each problem, into a plan file.
 
-    Processes with TILEWISE_PLAN set to the file choose by it on the device it was made on.
+    The vendor's routine takes part. Programs that have TILEWISE_PLAN set to that file choose by
+    these times, on the device where they were taken.
     """
     from tilewise.engines.device import resolve_arch
     from tilewise.judge.trials import tune_problems

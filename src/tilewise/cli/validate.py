@@ -68,10 +68,10 @@ def validate(
     min_vs_vendor: LeastRatio = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measures every legal kernel, the selected one and the vendor's, and judges the selection.
+    """Measures how good the choices are on this device.
 
-    The selected kernel is timed in turn with the fastest ones and the vendor's. Stop it in any
-    way: with --store the same command carries on.
+    Every legal kernel is measured; then the selected one is timed in turn with the fastest and the
+    vendor's. Stop it in any way: with --store the same command carries on.
     """
     found = problems_of(problems, op, dtype)
     session = Session.of(arch, policy, timeout, replay)

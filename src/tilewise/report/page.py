@@ -26,15 +26,29 @@ MOST_ROWS = 2000
 """Rows of a table; of more problems the worst are shown."""
 
 SECTIONS = {
-    "efficiency": ("Efficiency", "Each problem is judged by a model that was not trained on it."),
-    "oracle": ("Chosen against oracle", "On the line the chosen kernel is the best one."),
-    "problems": ("Problems", "Click a column to sort; type to filter."),
-    "roofline": ("Roofline", "The fastest kernel of each problem, under the device's figures."),
-    "kernels": ("Kernels", "How often each was tried, failed and won."),
-    "coverage": ("Coverage and its holes", "Problems by bucket; an empty bucket is a hole."),
+    "efficiency": (
+        "Efficiency",
+        "The chosen kernel's speed in percent of the fastest one's; 100 is the best choice there "
+        "is. Each problem is judged by a model that was not trained on it.",
+    ),
+    "oracle": (
+        "Chosen against oracle",
+        "A point per problem. On the line the choice is the fastest kernel, which an oracle takes.",
+    ),
+    "problems": ("Problems", "Click a column to sort, type to filter."),
+    "roofline": (
+        "Roofline",
+        "The fastest kernel of each problem, and what the device's listed bandwidth and clock "
+        "allow. Operands that lie in a cache and clocks above the listed one lift points over it.",
+    ),
+    "kernels": ("Kernels", "How often each was tried, failed and was the fastest."),
+    "coverage": ("Coverage and its holes", "Problems in each range of sizes; 0 is a hole."),
     "failures": ("Failures by kind", "What did not run, as recorded."),
-    "importances": ("What the model looks at", "Share of the gain of all splits."),
-    "calibration": ("Predicted against measured", "Times of judged readings; 1 is exact."),
+    "importances": (
+        "What the model looks at",
+        "How much each feature contributes: its share of the gain of all splits.",
+    ),
+    "calibration": ("Predicted against measured", "Predicted over measured time; 1 is exact."),
 }
 """Place on the page -> heading, and one line on how to read it."""
 

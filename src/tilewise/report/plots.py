@@ -61,7 +61,7 @@ def chosen_against_oracle(chosen: Judged) -> Plot:
                 "text": [_hover(row) for row in rows],
                 "mode": "markers",
                 "type": "scatter",
-                "marker": {"size": 5, "opacity": 0.6},
+                "marker": {"size": 6, "opacity": 0.75},
                 "hovertemplate": "%{text}<extra></extra>",
                 "name": "problems",
             },
@@ -85,7 +85,7 @@ def roofline(facts: Facts) -> Plot:
                 "mode": "markers",
                 "type": "scatter",
                 "name": engine,
-                "marker": {"size": 5, "opacity": 0.6},
+                "marker": {"size": 6, "opacity": 0.75},
                 "hovertemplate": "%{text}<br>%{y:.4g} TFLOPS<extra></extra>",
             }
         )

@@ -11,13 +11,18 @@ function themed(layout) {
     ...layout,
     xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: of("--ink") },
+    colorway: dark.matches ? ["#6cb6ff", "#ffab5e", "#7ee0a1", "#d2a8ff"] : ["#1769aa", "#c25e00", "#23804c", "#8250b5"],
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: of("--edge"), activecolor: of("--ink") },
   };
 }
+
+// On a touch screen the tool bar would lie over the legend for good.
+const bar = window.matchMedia("(hover: hover)").matches ? "hover" : false;
 
 function draw() {
   for (const [name, plot] of Object.entries(content.plots)) {
     const place = document.getElementById(name + "-plot");
-    Plotly.react(place, plot.data, themed(plot.layout), { responsive: true, displaylogo: false });
+    Plotly.react(place, plot.data, themed(plot.layout), { responsive: true, displaylogo: false, displayModeBar: bar });
   }
 }
 

@@ -1,0 +1,116 @@
+"""What the demo asks about an H200, and what was measured on one of how well it is answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.cli.console import out, say, table
+from tilewise.cli.demo_gpu import PROBLEMS
+from tilewise.cli.explain import explained
+from tilewise.cli.progress import telling
+from tilewise.core.arch import load_arch
+from tilewise.core.model import Model, load_model
+from tilewise.core.problem import spell_problem
+from tilewise.dispatch import select
+from tilewise.ops.contract import get_op
+from tilewise.selection.models import SHIPPED
+
+H200 = "sm_90:H200"
+EXPLAINED = PROBLEMS[1]
+_REASONS = 3
+
+
+def of_h200(datasets: Path) -> dict[str, Any]:
+    """What the shipped models choose for an H200, why, and how good such choices were there."""
+    say("nothing runs here: the shipped models rank some hundred kernels by their predicted time")
+    rows = []
+    with telling("compiling the models"):
+        for problem in PROBLEMS:
+            choice = select(problem, arch=H200)
+            rows.append(
+                {
+                    "op": problem.op,
+                    "problem": spell_problem(problem),
+                    "kernel": choice.kernel.name,
+                    "predicted_us": round(choice.predicted_us, 1),
+                    "candidates": choice.candidates,
+                    "reason": choice.reason,
+                }
+            )
+    for row in rows:
+        out.print(f"\n   {row['op']} {row['problem']}")
+        say(f"{row['predicted_us']} us by the fastest of {row['candidates']} that can serve it:")
+        out.print(f"   {row['kernel']}", soft_wrap=True)
+    model = load_model(SHIPPED / "sm_90_gemm")
+    why = _explained(model)
+    with telling("reading what was measured on the H200"):
+        told = replayed(model, datasets)
+    return {"choices": rows, "explained": why, "replayed": told}
+
+
+def _explained(model: Model) -> dict[str, Any]:
+    """Why the second choice was made: what sets it apart from the runner-up."""
+    report, _ = explained(model, EXPLAINED, load_arch(*H200.split(":")))
+    out.print()
+    say(
+        f"why, for {spell_problem(EXPLAINED)} (`tilewise explain`): the runner-up is expected to "
+        f"be {100 * report['expected_gap']:.1f} % slower. What sets the choice apart, in "
+        "the features that the model sees:"
+    )
+    reasons = report["reasons"][:_REASONS]
+    rows = [[r["feature"], r["chosen"], r["others"]] for r in reasons]
+    table("", ["feature", "chosen", "runner-up"], rows)
+    return {key: report[key] for key in ("kernel", "runner_up", "expected_gap")} | {
+        "reasons": reasons
+    }
+
+
+def replayed(model: Model, datasets: Path) -> dict[str, Any] | None:
+    """The published measurements told again, by choices of a model that had not seen them.
+
+    None where they are not there, as beside an installed package.
+    """
+    from tilewise.learn.dataset import from_stores
+
+    store = datasets / "h200" / "gemm"
+    if not store.is_dir():
+        say("the measurements themselves are not here: run this in a clone of the repository")
+        return None
+    data = from_stores([store], op="gemm", arch=load_arch("sm_90", "H200"), dtype="bf16")
+    vendor_us = np.full(len(data.problems), np.inf)
+    is_vendor = np.array([kernel.engine == "vendor" for kernel in data.kernels])
+    rows = np.flatnonzero(is_vendor[data.kernel_index] & data.is_ok)
+    np.minimum.at(vendor_us, data.problem_index[rows], data.time_us[rows])
+    efficiency = _unseen(model)
+    share = np.array([efficiency.get(problem.key, np.nan) for problem in data.problems])
+    judged = np.isfinite(share) & np.isfinite(vendor_us)
+    share, oracle = share[judged], (vendor_us / data.best_us)[judged]
+    found = {
+        "problems": int(judged.sum()),
+        "mean": round(100 * float(share.mean()), 1),
+        "p10": round(100 * float(np.percentile(share, 10)), 1),
+        "min": round(100 * float(share.min()), 1),
+        "oracle_over_vendor": round(float(np.exp(np.log(oracle).mean())), 3),
+        "chosen_over_vendor": round(float(np.exp(np.log(share * oracle).mean())), 3),
+    }
+    say(
+        f"replayed from what was measured on an H200: {found['problems']} bf16 products of all "
+        "proportions, each chosen for by a model that had not seen it. The choice runs at "
+        f"{found['mean']} % of the speed of the best kernel, known from measuring all of them "
+        f"({found['p10']} % or more for nine in ten, {found['min']} % in the worst case), and is "
+        f"{found['chosen_over_vendor']:.2f} times as fast as cuBLAS; the best would be "
+        f"{found['oracle_over_vendor']:.2f} times as fast. Figures for layers of real models are "
+        "in benchmarks/RESULTS.md"
+    )
+    return found
+
+
+def _unseen(model: Model) -> dict[str, float]:
+    """Problem -> speed of the kernel chosen for it unseen, over the best one's."""
+    make = get_op(model.op).problem.from_dict
+    known = zip(model.measured.problems, model.measured.efficiency, strict=True)
+    return {make(json.loads(p)).key: float(share) for p, share in known if np.isfinite(share)}
