@@ -208,10 +208,13 @@ class Worker:
         What fails here fails again where it is measured, and is recorded there.
         """
         arch = Arch.from_dict(order["arch"])
-        kernels = [self.kernel(values) for values in order["kernels"]]
-        problems = [get_op(p["op"]).problem.from_dict(p) for p in order["problems"]]
-        why = get_op(problems[0].op).why_unusable
-        pairs = [(k, p) for p in problems for k in kernels if why(k, p, arch) is None]
+        kernels = {key: self.kernel(values) for key, values in order["kernels"].items()}
+        pairs = [
+            (kernels[key], problem)
+            for values, keys in order["problems"]
+            for problem in [get_op(values["op"]).problem.from_dict(values)]
+            for key in keys
+        ]
         for name, engine in self.engines.items():
             own = [pair for pair in pairs if pair[0].engine == name]
             engine.compile_ahead(own, arch, max_workers=order.get("jobs") or None)

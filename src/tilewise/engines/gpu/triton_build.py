@@ -53,7 +53,12 @@ def why_no_triton() -> str | None:
 
 def compile_triton(source: Source, target: str) -> GpuObject:
     """The source as an object for `target` (`sm_90`, `gfx942`), from the cache or compiled now."""
-    wanted = {
+    return cached(recipe(source, target), lambda: _object(translate(source, target), target))
+
+
+def recipe(source: Source, target: str) -> dict[str, Any]:
+    """All that an object is made from: what the cache knows it by."""
+    return {
         "language": "triton",
         "compiler": triton_version(),
         "target": target,
@@ -61,7 +66,6 @@ def compile_triton(source: Source, target: str) -> GpuObject:
         "text": kernel_digest(source.module),
         "environment": _environment(),
     }
-    return cached(wanted, lambda: _object(translate(source, target), target))
 
 
 def _environment() -> dict[str, str]:
