@@ -7,7 +7,7 @@ usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp
                                         [--engines cuda,vendor] [--without FAMILIES]
                                         [--model FOLDER,FOLDER] [--known STORE,STORE]
                                         [--problems FOLDER | --check | --compile | --dry-run]
-                                        [--jobs N] [--json]
+                                        [--workers 3] [--jobs N] [--json]
 
 The problems of all sets are swept together, in an order in which every beginning holds its share
 of each set: layers of whole models first, then other layers of real networks and drawn ones, a
@@ -16,7 +16,8 @@ equal sets. Of each the vendor's routine comes first, which is what a ratio need
 kernels that a model expects most of (--model, a shipped one, or the analytic estimate), families
 that would have none among them; of --whole of them, drawn by lot, every legal kernel. Leaders are
 measured again in turns. Every result is checked against the vendor's in fp32. What a --known store
-has is not measured again.
+has is not measured again. Some --workers lay out problems and have cuDNN search at once, which
+leaves a GPU idle most of the time; while one measures, the others wait.
 
 Kernels are compiled beside the measuring, in the order in which they are needed, by all cores but
 those that measuring takes. --compile does that alone, with or without a device: what it leaves in
@@ -57,8 +58,8 @@ from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.supervisor import Limits
 
 DRY_KERNELS = 12
-COMPILERS = max(1, (os.cpu_count() or 1) - 3)
-"""Measuring takes two processes, and their timings a quiet core."""
+COMPILERS = max(1, (os.cpu_count() or 1) - 6)
+"""Workers and the sweep itself take four cores, and their timings quiet ones."""
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
 TOLD_S = 15.0
 
@@ -81,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--workers", type=int, default=3, help="that take turns on a GPU")
     parser.add_argument("--jobs", type=int, default=COMPILERS, help="compilers at once")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -143,7 +145,7 @@ def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> Summary:
         args.store,
         problems,
         pick.all,
-        LocalExecutor(config, workers=max(1, len(gpus)), gpus=gpus),
+        LocalExecutor(config, workers=args.workers * max(1, len(gpus)), gpus=gpus),
         policy,
         options=Options(budget_s=60 * args.minutes),
         labels=labels,

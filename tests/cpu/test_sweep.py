@@ -250,10 +250,10 @@ def test_waiting_for_the_device_is_not_measuring(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def device(first: int) -> Any:
-        def acquire() -> None:
+        def measure() -> None:
             clock[0] += 1000.0
 
-        yield acquire
+        yield worker_module.Turn(lambda: None, measure, lambda: None)
 
     class Bench:
         def run_in_turn(self, kernels: Any, problem: Any, launched: Any) -> list[Outcome]:

@@ -43,7 +43,7 @@ def made(scripts: None) -> Any:
 
 def given(**options: Any) -> Namespace:
     usual = {"sets": "bf16:12", "ops": "conv_fwd", "seed": 0, "whole": 0.25, "top": 8, "jobs": 1}
-    rest = {"engines": "", "without": "", "model": "", "known": "", "dry_run": False}
+    rest = {"engines": "", "without": "", "model": "", "known": "", "dry_run": False, "workers": 1}
     return Namespace(**usual | rest | options)
 
 

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import os
 import re
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -78,7 +78,8 @@ def _environment() -> dict[str, str]:
 def plain(value: Any) -> Any:
     """A source, or a part of one, as JSON can hold it; equal for what compiles alike."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(part) for name, part in asdict(value).items()}
+        # By hand: `asdict` copies all of it first, which takes longer than finding a loaded kernel.
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
