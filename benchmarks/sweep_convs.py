@@ -5,20 +5,26 @@ usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp
                                         [--ops conv_fwd,conv_bwd_data,conv_bwd_weight]
                                         [--top 16] [--whole 0.2] [--seed 0] [--arch sm_90:H200]
                                         [--engines cuda,vendor] [--without FAMILIES]
+                                        [--model FOLDER,FOLDER] [--known STORE,STORE]
                                         [--problems FOLDER | --check | --compile | --dry-run]
-                                        [--json]
+                                        [--workers 3] [--jobs N] [--json]
 
-The problems of a set are the convolutions of real networks and drawn ones, a third of them grouped
-or depthwise, some in one and in three dimensions, in an order in which every beginning is a fair
-sample; equal seeds give equal sets. Of the first --whole of them every legal kernel is measured, of
-the rest the --top that the analytic model expects most of, each family having its turn; leaders
-are measured again in turns. Sets share the time by their size, and what one leaves the next one
-has. Every result is checked against the vendor's in fp32.
+The problems of all sets are swept together, in an order in which every beginning holds its share
+of each set: layers of whole models first, then other layers of real networks and drawn ones, a
+third grouped or depthwise, some in one and in three dimensions (`conv_sets.py`); equal seeds give
+equal sets. Of each the vendor's routine comes first, which is what a ratio needs, then the --top
+kernels that a model expects most of (--model, a shipped one, or the analytic estimate), families
+that would have none among them; of --whole of them, drawn by lot, every legal kernel. Leaders are
+measured again in turns. Every result is checked against the vendor's in fp32. What a --known store
+has is not measured again. Some --workers lay out problems and have cuDNN search at once, which
+leaves a GPU idle most of the time; while one measures, the others wait.
 
-All kernels of all sets are compiled beside the measuring, in the order in which they are needed, by
-all cores but those that measuring takes. --compile does that alone, with or without a device.
---problems writes the sets as CSV files and measures nothing. --check works out, without a device,
-every launch that the sweep would make. --dry-run sweeps a few small problems on this CPU.
+Kernels are compiled beside the measuring, in the order in which they are needed, by all cores but
+those that measuring takes. --compile does that alone, with or without a device: what it leaves in
+the cache (`TILEWISE_CACHE_DIR`) serves elsewhere, under the same version of NVRTC
+(`benchmarks/objects.py`). --problems writes the sets as CSV files and measures nothing. --check
+works out, without a device, every launch that the sweep would make. --dry-run sweeps a few small
+problems on this CPU.
 """
 
 from __future__ import annotations
@@ -26,62 +32,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
+
+from conv_sets import OPS, Picks, Set, in_order, make_set, pool
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
+from tilewise.core.model import Model, load_model
+from tilewise.data.store import Store
 from tilewise.engines import engines_for, get_engine
 from tilewise.errors import TilewiseError
-from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
-from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.files import write_problems
-from tilewise.problems.networks import network, networks_with
-from tilewise.problems.problem_set import ProblemSet
-from tilewise.problems.sampling import families, wide_coverage
-from tilewise.selection.shortlist import Shortlist
+from tilewise.problems.sampling import wide_coverage
 from tilewise.sweep.crew import WorkerConfig
 from tilewise.sweep.device_info import visible_gpus
 from tilewise.sweep.local import LocalExecutor
 from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.supervisor import Limits
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
-REAL_SHARE, GROUPED_SHARE = 0.45, 1 / 3
-BATCHES = (1, 8, 32, 128, 256)
-"""Of networks: one image, a server's few, a training step's many."""
-MOST_MS = 1.5
-"""At the device's peaks: a sweep has little time for a problem."""
 DRY_KERNELS = 12
-COMPILERS = max(1, (os.cpu_count() or 1) - 3)
-"""Measuring takes two processes, and their timings a quiet core."""
+COMPILERS = max(1, (os.cpu_count() or 1) - 6)
+"""Workers and the sweep itself take four cores, and their timings quiet ones."""
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Set:
-    """The problems of one op and dtype."""
-
-    op: str
-    dtype: str
-    problems: ProblemSet
-    whole: int
-    """How many from the beginning are measured with every kernel."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.op} {self.dtype}"
+TOLD_S = 15.0
 
 
 def arguments() -> argparse.Namespace:
@@ -96,259 +76,174 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arch", default="sm_90:H200", help="whose limits bound the problems")
     parser.add_argument("--engines", default="", help="those alone; all that there are otherwise")
     parser.add_argument("--without", default="", help="families to leave out, by commas")
+    parser.add_argument("--model", default="", help="folders of models that choose, by commas")
+    parser.add_argument("--known", default="", help="stores whose pairs are not measured again")
     parser.add_argument("--problems", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--workers", type=int, default=3, help="that take turns on a GPU")
+    parser.add_argument("--jobs", type=int, default=COMPILERS, help="compilers at once")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def is_grouped(problem: Any) -> bool:
-    return bool(problem.g > 1)
-
-
-def real_layers(op: str, dtype: str, limit_ms: float, arch: Arch) -> ProblemSet:
-    """Layers of every network that has any, at all scales, each once."""
-    found = ProblemSet()
-    for name in networks_with(op):
-        for batch in BATCHES:
-            layers = network(name, op, dtype=dtype, batch=batch)
-            for problem, labels in zip(layers.problems, layers.labels, strict=True):
-                moved_ms = problem.bytes / (arch.memory_gb_s * 1e6)
-                if max(moved_ms, problem.flops / (arch.peak_tflops[dtype] * 1e9)) <= limit_ms:
-                    found.add(problem, labels)
-    return found.distinct()
-
-
-def problem_set(op: str, dtype: str, count: int, seed: int, arch: Arch) -> ProblemSet:
-    """`count` problems: real ones, then drawn ones, so that a third are grouped; shuffled."""
-    rng = Random(f"{seed}/{op}/{dtype}")
-    real = real_layers(op, dtype, MOST_MS, arch)
-    taken = rng.sample(range(len(real)), min(len(real), round(REAL_SHARE * count)))
-    chosen = [(real.problems[at], real.labels[at]) for at in taken]
-    wanted = round(GROUPED_SHARE * count) - sum(is_grouped(p) for p, _ in chosen)
-    grouped = {"grouped", "depthwise"}
-    for only, more in ((grouped, wanted), (set(families(op)) - grouped, count)):
-        room = min(more, count - len(chosen))
-        if room > 0:
-            drawn = wide_coverage(
-                *(op, arch, room),
-                dtype=dtype,
-                seed=seed,
-                only=only,
-                max_ms=MOST_MS,
-                avoid=[p for p, _ in chosen],
-            )
-            chosen += zip(drawn.problems, drawn.labels, strict=True)
-    rng.shuffle(chosen)
-    made = ProblemSet()
-    for problem, labels in chosen:
-        made.add(problem, labels)
-    return made
 
 
 def sets(args: argparse.Namespace, arch: Arch) -> list[Set]:
     made = []
     for word in args.sets.split(","):
         dtype, _, count = word.partition(":")
-        for op in args.ops.split(","):
-            problems = problem_set(op, dtype, int(count), args.seed, arch)
-            whole = round(args.whole * len(problems))
-            made.append(Set(op=op, dtype=dtype, problems=problems, whole=whole))
+        options = {"seed": args.seed, "whole": args.whole, "top": args.top}
+        made += [make_set(op, dtype, int(count), arch, **options) for op in args.ops.split(",")]
     return made
-
-
-def told(one: Set) -> dict[str, Any]:
-    """What a set holds."""
-    problems: Sequence[Any] = one.problems.problems
-    return {
-        "set": one.name,
-        "problems": len(problems),
-        "grouped": sum(p.g > 1 and not p.is_depthwise for p in problems),
-        "depthwise": sum(p.is_depthwise for p in problems),
-        "dimensions": dict(sorted(Counter(p.ndim for p in problems).items())),
-        "real": sum("network" in labels for labels in one.problems.labels),
-        "whole": one.whole,
-    }
-
-
-def pool(
-    op: str, dtype: str, arch: Arch, engines: Sequence[str], without: Collection[str] = ()
-) -> list[Kernel]:
-    """The kernels of a set, and the vendor's."""
-    own = [k for k in load_pool(get_op(op), arch, engines) if getattr(k, "dtype", "") == dtype]
-    own = [k for k in own if getattr(k, "family", "") not in without]
-    return [*own, VendorKernel(op_name=op, library="torch")]
-
-
-class Narrowing:
-    """Legality of a sweep: every kernel on the first problems, the most promising on the rest."""
-
-    def __init__(self, one: Set, kernels: Sequence[Kernel], top: int) -> None:
-        self._whole = {problem.key for problem in one.problems.problems[: one.whole]}
-        self._legal = get_op(one.op).why_unusable
-        self._few = Shortlist(top, one.op, lambda arch: kernels)
-
-    def __call__(self, kernel: Kernel, problem: Any, arch: Arch) -> str | None:
-        if problem is None or problem.key in self._whole:
-            return self._legal(kernel, problem, arch)
-        return self._few(kernel, problem, arch)
-
-    def labels(self, one: Set, top: int) -> Iterator[str]:
-        """Those of the narrowed ones say so: they are learned from, and never scored."""
-        for at, labels in enumerate(one.problems.labels):
-            yield json.dumps({**labels, "top": top} if at >= one.whole else labels, default=str)
-
-
-def engines_of(one: Set, args: argparse.Namespace, kind: str) -> list[str]:
-    wanted = args.engines.split(",") if args.engines else None
-    return [e for e in engines_for(kind, get_op(one.op)) if wanted is None or e in wanted]
-
-
-def run_set(one: Set, args: argparse.Namespace, budget_s: float, kind: str) -> Summary:
-    """One set swept until its time is up; what was measured before is known."""
-    policy: Policy = parse_policy("quick" if kind == "cpu" else POLICY, kind)
-    engines = engines_of(one, args, kind)
-    config = WorkerConfig(engines=engines, policy=policy, kind=kind, limits=Limits(timeout_s=10.0))
-    gpus = visible_gpus() if kind == "gpu" else []
-    held: list[Narrowing] = []
-
-    def kernels(arch: Arch) -> list[Kernel]:
-        found = pool(one.op, one.dtype, arch, engines, args.without.split(","))
-        if args.dry_run:  # a few will do, and compile in seconds
-            found = found[:: max(1, len(found) // DRY_KERNELS)]
-        held.append(Narrowing(one, found, args.top))
-        return found
-
-    def why_unusable(kernel: Kernel, problem: Any, arch: Arch) -> str | None:
-        return held[0](kernel, problem, arch)
-
-    return sweep(
-        args.store,
-        one.problems.problems,
-        kernels,
-        LocalExecutor(config, workers=max(1, len(gpus)), gpus=gpus),
-        policy,
-        options=Options(budget_s=budget_s),
-        labels=list(Narrowing(one, [], args.top).labels(one, args.top)),
-        why_unusable=why_unusable,
-    )
-
-
-def compile_sets(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> dict[str, Any]:
-    """Compiles what the sets need, in their order; what does not compile is told by its sweep."""
-    failed = pairs = 0
-    for one in listed:
-        engines = engines_of(one, args, "gpu")
-        kernels = pool(one.op, one.dtype, arch, engines, args.without.split(","))
-        narrow, usual = Narrowing(one, kernels, args.top), get_op(one.op).module("launch")
-        for name in engines:
-            own = [k for k in kernels if k.engine == name != "vendor"]
-            wanted = [(k, usual.representative(k)) for k in own]
-            for p in one.problems.problems:
-                wanted += [(k, p) for k in own if narrow(k, p, arch) is None]
-            pairs += len(wanted)
-            failed += len(get_engine(name).compile_ahead(wanted, arch, max_workers=COMPILERS))
-    return {"pairs": pairs, "failed": failed}
-
-
-@contextmanager
-def compiled_beside() -> Iterator[None]:
-    """A process that compiles, of no other use; it and its children end with the block."""
-    # The same command with --compile at its end, in whose output nobody is interested.
-    command = [sys.executable, __file__, *sys.argv[1:], "--compile"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
-    """All sets, each with its share of what time is left."""
-    end, rows = time.monotonic() + 60 * args.minutes, []
-    for at, one in enumerate(listed):
-        left = end - time.monotonic()
-        share = len(one.problems) / sum(len(other.problems) for other in listed[at:])
-        if left <= 0:
-            break
-        summary = run_set(one, args, max(1.0, left * share), kind)
-        rows.append({**told(one), **summary.to_dict()})
-        if not args.json:
-            print(
-                f"{one.name}: {summary.rows} rows {dict(summary.by_status)}, "
-                f"{summary.remaining} left, {summary.seconds:.0f} s",
-                flush=True,
-            )
-    return rows
-
-
-def check(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> list[dict[str, Any]]:
-    """Every launch of the sweep, worked out as the device would make it; raises where one fails."""
-    rows = []
-    for one in listed:
-        engines = engines_of(one, args, "gpu")
-        kernels = pool(one.op, one.dtype, arch, engines, args.without.split(","))
-        narrow, launches, sources, families_ = (
-            Narrowing(one, kernels, args.top),
-            0,
-            set(),
-            Counter(),
-        )
-        module = get_op(one.op).module("launch")
-        for problem in one.problems.problems:
-            for kernel in kernels:
-                if kernel.engine != "vendor" and narrow(kernel, problem, arch) is None:
-                    made = module.launch(kernel, problem, arch)
-                    launches += 1
-                    families_[str(getattr(kernel, "family", ""))] += 1
-                    sources |= {repr(source) for source in made.sources}
-        found = {"launches": launches, "sources": len(sources), "families": dict(families_)}
-        rows.append({**told(one), **found})
-    return rows
 
 
 def small(args: argparse.Namespace) -> list[Set]:
     """A few problems that this CPU does in no time."""
-    arch = load_arch("x86_avx2")
-    made = []
+    arch, made = load_arch("x86_avx2"), []
     for op in args.ops.split(","):
-        problems = wide_coverage(op, arch, 6, dtype="fp32", seed=args.seed, max_ms=0.05)
-        made.append(Set(op=op, dtype="fp32", problems=problems, whole=1))
+        found = wide_coverage(op, arch, 6, dtype="fp32", seed=args.seed, max_ms=0.05)
+        whole = frozenset(found.problems[:1])
+        made.append(Set(op=op, dtype="fp32", problems=found, first=0, whole=whole, top=args.top))
     return made
+
+
+def engines_of(op: str, args: argparse.Namespace, kind: str) -> list[str]:
+    wanted = args.engines.split(",") if args.engines else None
+    return [e for e in engines_for(kind, get_op(op)) if wanted is None or e in wanted]
+
+
+def picks(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> Picks:
+    def kernels(one: Set, arch: Arch) -> list[Kernel]:
+        engines = engines_of(one.op, args, kind)
+        vendors, *own = pool(one.op, one.dtype, arch, engines, args.without.split(","))
+        if args.dry_run:  # a few will do, and compile in seconds
+            own = own[:: max(1, len(own) // DRY_KERNELS)]
+        return [vendors, *own]
+
+    return Picks(listed, kernels, models(args.model))
+
+
+def models(folders: str) -> list[Model]:
+    return [load_model(Path(folder)) for folder in folders.split(",") if folder]
+
+
+def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> Summary:
+    """All sets within the time; what was measured before is known."""
+    policy: Policy = parse_policy("quick" if kind == "cpu" else POLICY, kind)
+    engines = {name: None for one in listed for name in engines_of(one.op, args, kind)}
+    config = WorkerConfig(
+        engines=tuple(engines),
+        policy=policy,
+        kind=kind,
+        limits=Limits(timeout_s=10.0, prepare_s=60.0),
+        jobs=args.jobs,
+    )
+    gpus = visible_gpus() if kind == "gpu" else []
+    pick = picks(listed, args, kind)
+    problems, labels = in_order(listed)
+    return sweep(
+        args.store,
+        problems,
+        pick.all,
+        LocalExecutor(config, workers=args.workers * max(1, len(gpus)), gpus=gpus),
+        policy,
+        options=Options(budget_s=60 * args.minutes),
+        labels=labels,
+        pick=pick,
+        known=[Store(name) for name in args.known.split(",") if name],
+        on_event=Teller(args.json),
+    )
+
+
+class Teller:
+    """Says now and then how far a sweep has come."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._began = self._told = time.monotonic()
+        self._statuses: Counter[str] = Counter()
+        self._problems = 0
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._problems += event["event"] == "problem_done"
+        if event["event"] == "row":
+            self._statuses[event["status"]] += 1
+            if event["status"] not in ("ok", "over_limit"):
+                self.say(f"{event['status']} {event['kernel']}: {event['message'][:200]}")
+        elif event["event"] in ("start", "worker_lost", "builder_lost"):
+            self.say(json.dumps(event, default=str)[:400])
+        if now - self._told > TOLD_S:
+            self._told, took = now, now - self._began
+            rows = sum(self._statuses.values())
+            self.say(
+                f"{took:4.0f} s: {self._problems} problems, {rows} rows ({rows / took:.0f}/s), "
+                f"{dict(self._statuses)}"
+            )
+
+    def say(self, text: str) -> None:
+        if not self._is_quiet:
+            print(text, flush=True)
+
+
+def compile_sets(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> dict[str, Any]:
+    """Compiles what the sets need; what does not compile is told by its sweep."""
+    pick, failed, wanted = picks(listed, args, "gpu"), 0, []
+    for kernel in pick.all(arch):
+        if kernel.engine != "vendor":
+            wanted.append((kernel, get_op(kernel.op).module("launch").representative(kernel)))
+    for p in in_order(listed)[0]:
+        wanted += [(k, p) for k in pick(p, arch) if k.engine != "vendor"]
+    for name in {kernel.engine for kernel, _ in wanted}:
+        own = [pair for pair in wanted if pair[0].engine == name]
+        failed += len(get_engine(name).compile_ahead(own, arch, max_workers=args.jobs))
+    return {"pairs": len(wanted), "failed": failed}
+
+
+def check(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> list[dict[str, Any]]:
+    """Every launch of the sweep, worked out as the device would make it; raises where one fails."""
+    rows, pick = [], picks(listed, args, "gpu")
+    for one in listed:
+        launches, sources, named = 0, set(), Counter()
+        module = get_op(one.op).module("launch")
+        for problem in one.problems.problems:
+            for kernel in pick(problem, arch):
+                if kernel.engine != "vendor":
+                    made = module.launch(kernel, problem, arch)
+                    launches += 1
+                    named[str(getattr(kernel, "family", ""))] += 1
+                    sources |= {repr(source) for source in made.sources}
+        found = {"launches": launches, "sources": len(sources), "families": dict(named)}
+        rows.append({**one.told(), **found})
+    return rows
+
+
+def answer(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> list[dict[str, Any]]:
+    if args.problems:
+        args.problems.mkdir(parents=True, exist_ok=True)
+        for one in listed:
+            path = args.problems / f"{one.op}_{one.dtype}.csv"
+            write_problems(path, one.problems.problems, one.problems.labels)
+        return [one.told() for one in listed]
+    if args.check:
+        return check(listed, args, arch)
+    if args.compile:
+        return [compile_sets(listed, args, arch)]
+    summary = run(listed, args, "cpu" if args.dry_run else "gpu").to_dict()
+    return [*(one.told() for one in listed), summary]
 
 
 def main() -> int:
     args = arguments()
     try:
         arch = load_arch(args.arch)
-        listed = small(args) if args.dry_run else sets(args, arch)
-        if args.problems:
-            args.problems.mkdir(parents=True, exist_ok=True)
-            for one in listed:
-                path = args.problems / f"{one.op}_{one.dtype}.csv"
-                write_problems(path, one.problems.problems, one.problems.labels)
-            rows = [told(one) for one in listed]
-        elif args.check:
-            rows = check(listed, args, arch)
-        elif args.compile:
-            rows = [compile_sets(listed, args, arch)]
-        elif args.dry_run:
-            rows = run(listed, args, "cpu")
-        else:
-            with compiled_beside():
-                rows = run(listed, args, "gpu")
+        rows = answer(small(args) if args.dry_run else sets(args, arch), args, arch)
     except TilewiseError as error:
         print(f"sweep_convs: {error}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps({"rows": rows}, default=str))
-    elif args.check or args.problems or args.compile:
+    else:
         for row in rows:
             print(" ".join(f"{name}={value}" for name, value in row.items()))
     return 0

@@ -68,7 +68,7 @@ class InstantEngine(Engine):
     kinds = ("cpu",)
     kernel_types = (InstantKernel,)
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         return "none"
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> ReplayPlan:

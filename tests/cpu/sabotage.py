@@ -115,7 +115,7 @@ class SabotageEngine(Engine):
     kinds = ("cpu",)
     kernel_types = (SabotageKernel,)
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         return "sabotage 1"
 
     def build_one(self, kernel: Kernel) -> Build:

@@ -251,10 +251,10 @@ def test_waiting_for_the_device_is_not_measuring(monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def device(first: int) -> Any:
-        def acquire() -> None:
+        def measure() -> None:
             clock[0] += 1000.0
 
-        yield acquire
+        yield worker_module.Turn(lambda: None, measure, lambda: None)
 
     class Bench:
         def run_in_turn(self, kernels: Any, problem: Any, launched: Any) -> list[Outcome]:
@@ -271,6 +271,42 @@ def test_waiting_for_the_device_is_not_measuring(monkeypatch: pytest.MonkeyPatch
     told = [json.loads(line) for line in channel.getvalue().splitlines()]
     results = [answer for answer in told if answer["event"] == "result"]
     assert [answer["busy_s"] for answer in results] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_kernels_of_a_batch_take_turns_one_by_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU what is not timed is told apart; on a CPU workers have cores of their own."""
+    from tilewise.sweep import worker as worker_module
+    from tilewise.sweep.bench import Outcome
+
+    order: list[str] = []
+    channel = io.StringIO()
+    given = {"policy": recording.POLICY.to_dict(), "kind": kind}
+    worker = worker_module.Worker(given, channel)
+
+    @contextmanager
+    def device(first: int) -> Any:
+        steps = ("prepare", "measure", "rest")
+        yield worker_module.Turn(*(lambda step=step: order.append(step) for step in steps))
+        order.append("end")
+
+    class Bench:
+        def run(self, kernel: Any, problem: Any, launched: Any, preparing: Any) -> Outcome:
+            preparing()
+            launched()
+            return Outcome(status="ok")
+
+    monkeypatch.setattr(worker, "device", device)
+    monkeypatch.setattr(worker, "kernel", lambda values: values)
+    monkeypatch.setattr(worker, "bench", Bench())
+    items = [{"id": at, "kernel": {}} for at in (5, 6)]
+    worker.batch({"problem": recording.problems(1)[0].to_dict(), "items": items})
+    one = ["prepare", "measure", "rest"] if kind == "gpu" else ["measure", "rest"]
+    assert order == [*one, *one, "end"]
+    told = [json.loads(line) for line in channel.getvalue().splitlines()]
+    assert [answer["id"] for answer in told if answer["event"] == "launch"] == [5, 6]
 
 
 def test_a_sweep_without_usable_kernels_says_why(tape: Path, tmp_path: Path) -> None:

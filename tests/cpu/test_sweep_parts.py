@@ -117,6 +117,39 @@ def test_the_vendor_is_measured_like_any_other(problem: Any) -> None:
     assert outcome.timing.time_us > 0
 
 
+@pytest.mark.parametrize("searches", [False, True])
+def test_what_is_not_timed_is_done_before_the_launch(searches: bool) -> None:
+    """Laying out, once a problem, and a library's search, each time it is asked for one."""
+    from tilewise.engines.vendor import VendorEngine
+
+    order: list[str] = []
+
+    class Engine(VendorEngine):
+        def plan(self, kernel: Any, problem: Any, arch: Any) -> Any:
+            plan = super().plan(kernel, problem, arch)
+            execute = plan.execute
+            plan.execute = lambda *a: (order.append("execute"), execute(*a))  # type: ignore[method-assign,func-returns-value]
+            return plan
+
+    class Searching(CpuBench):
+        def searches(self, plan: Any) -> bool:
+            return searches
+
+    policy = Policy(time_ms=0.1, warmup=1, max_repeats=5, threads=1)
+    bench = Searching(detect("cpu"), policy, {"vendor": Engine()})
+    kernel = VendorKernel(op_name="gemm", library="numpy")
+    problem = GemmProblem(m=8, n=8, k=8, dtype="fp32")
+    for _ in range(2):
+        outcome = bench.run(
+            kernel, problem, lambda: order.append("launch"), lambda: order.append("prepare")
+        )
+        assert outcome.status == "ok"
+    if searches:
+        assert order == ["prepare", "execute", "launch", "execute"] * 2
+    else:
+        assert order == ["prepare", "launch", "execute", "launch", "execute"]
+
+
 def test_a_filter_that_leaves_no_kernel_is_refused_unless_it_is_about_engines() -> None:
     both = ["cpu", "vendor"]
     with pytest.raises(InputError, match="--filter 'mr == 999' leaves no kernel of gemm; "):

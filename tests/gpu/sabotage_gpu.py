@@ -63,7 +63,7 @@ class GpuSabotageEngine(Engine):
     kinds = ("gpu",)
     kernel_types = (GpuSabotageKernel,)
 
-    def toolchain(self, op: Op) -> str:
+    def toolchain(self, op: Op, family: str = "") -> str:
         return "sabotage 1"
 
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> GpuSabotagePlan:

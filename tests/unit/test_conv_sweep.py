@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import time
+import importlib
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tilewise.core.arch import load_arch
+from tilewise.selection.shortlist import with_absent
 
 pytest.importorskip("triton")
 
@@ -19,63 +20,118 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 H200 = load_arch("sm_90:H200")
 
 
+OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+
+
 @pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("sweep_convs", BENCHMARKS / "sweep_convs.py")
-    assert spec and spec.loader
-    module = sys.modules["sweep_convs"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def scripts() -> Iterator[None]:
+    """Benchmarks import each other by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield
 
 
-@pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_data", "conv_bwd_weight"])
-def test_sets_are_fair_and_come_back_from_their_seed(script: Any, op: str) -> None:
-    made = script.problem_set(op, "bf16", 240, 0, H200)
-    assert len(set(made.problems)) == 240
-    grouped = [problem.g > 1 for problem in made.problems]
+@pytest.fixture(scope="module")
+def script(scripts: None) -> Any:
+    return importlib.import_module("sweep_convs")
+
+
+@pytest.fixture(scope="module")
+def made(scripts: None) -> Any:
+    return importlib.import_module("conv_sets")
+
+
+def given(**options: Any) -> Namespace:
+    usual = {"sets": "bf16:12", "ops": "conv_fwd", "seed": 0, "whole": 0.25, "top": 8, "jobs": 1}
+    rest = {"engines": "", "without": "", "model": "", "known": "", "dry_run": False, "workers": 1}
+    return Namespace(**usual | rest | options)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_sets_are_fair_and_come_back_from_their_seed(made: Any, op: str) -> None:
+    one = made.make_set(op, "bf16", 240, H200)
+    listed = one.problems.problems
+    assert len(set(listed)) == 240
+    grouped = [problem.g > 1 for problem in listed]
     assert sum(grouped) >= 80
     # Every beginning is a sample of the whole: grouped layers are not all at one end.
     assert 0.2 <= sum(grouped[:80]) / 80 <= 0.5
-    assert {problem.ndim for problem in made.problems} == {1, 2, 3}
-    assert any("network" in labels for labels in made.labels)
-    assert script.problem_set(op, "bf16", 240, 0, H200).problems == made.problems
-    assert script.problem_set(op, "bf16", 240, 1, H200).problems != made.problems
+    assert {problem.ndim for problem in listed} == {1, 2, 3}
+    assert len(one.whole) == 48 and one.whole <= set(listed)
+    again = made.make_set(op, "bf16", 240, H200)
+    assert again.problems.problems == listed and again.whole == one.whole
+    assert made.make_set(op, "bf16", 240, H200, seed=1).problems.problems != listed
+
+
+def test_whole_models_come_first_and_what_is_compared_is_kept_out(made: Any) -> None:
+    one = made.make_set("conv_fwd", "bf16", 240, H200)
+    names = [labels.get("network") for labels in one.problems.labels]
+    assert one.first == 72
+    assert set(names[: one.first]) == {*made.MODELS, "unet_block", "video_decoder"}
+    compared = {problem for _, problem in made.conv_contest.layers("conv_fwd", "bf16")}
+    assert not compared & set(one.problems.problems)
+
+
+def test_no_problem_takes_more_time_or_memory_than_a_sweep_has(made: Any) -> None:
+    one = made.make_set("conv_fwd", "bf16", 700, H200)
+    assert max(made.least_ms(p, H200) for p in one.problems.problems) <= made.MOST_MS
+    assert max(p.bytes for p in one.problems.problems) <= made.MOST_BYTES
+    assert max(made.least_ms(p, H200) for p in one.whole) <= made.WHOLE_MS
+
+
+def test_every_beginning_of_a_sweep_holds_its_share_of_each_set(script: Any, made: Any) -> None:
+    listed = script.sets(given(sets="bf16:70,fp16:25", ops=",".join(OPS)), H200)
+    problems, labels = made.in_order(listed)
+    assert len(problems) == len(labels) == 3 * 95 and len(set(problems)) == len(problems)
+    first = sum(one.first for one in listed)
+    for beginning in (problems[: first // 2], problems[first : first + 100]):
+        shares = Counter((p.op, p.dtype) for p in beginning)
+        for one in listed:
+            share = len(one.problems) / 285 * len(beginning)
+            assert 0.6 * share <= shares[one.op, one.dtype] <= 1.6 * share
 
 
 def test_every_launch_of_a_small_sweep_works_out(script: Any) -> None:
-    args = Namespace(sets="bf16:12", ops="conv_fwd,conv_bwd_weight", seed=0, whole=0.25, top=8)
-    args.engines = args.without = ""
-    listed = script.sets(args, H200)
-    rows = script.check(listed, args, H200)
+    args = given(ops="conv_fwd,conv_bwd_weight")
+    rows = script.check(script.sets(args, H200), args, H200)
     assert [row["problems"] for row in rows] == [12, 12] and rows[0]["whole"] == 3
     assert all(row["launches"] > 12 and len(row["families"]) >= 5 for row in rows)
 
 
-def test_engines_can_be_chosen(script: Any) -> None:
-    args = Namespace(sets="bf16:4", ops="conv_fwd", seed=0, whole=0.0, top=4, engines="cuda,vendor")
-    (one,) = script.sets(args, H200)
-    assert script.engines_of(one, args, "gpu") == ["cuda", "vendor"]
+def test_the_vendor_comes_first_and_narrowed_problems_say_so(script: Any) -> None:
+    args = given(top=4)
+    (one,) = listed = script.sets(args, H200)
+    pick = script.picks(listed, args, "gpu")
+    for _, problem, labels in one.labelled():
+        vendor, *own = pick(problem, H200)
+        assert vendor.engine == "vendor" and all(k.op == "conv_fwd" for k in own)
+        assert ('"top": 4' not in labels) == (problem in one.whole)
+        assert len(own) <= 4 or problem in one.whole
+        assert len(set(own)) == len(own)
 
 
-def test_families_can_be_left_out(script: Any) -> None:
-    whole = script.pool("conv_fwd", "bf16", H200, ["cuda"])
-    some = script.pool("conv_fwd", "bf16", H200, ["cuda"], ["halo", "rows"])
-    gone = {k.family for k in whole if k not in some}
-    assert gone == {"halo", "rows"} and some[-1].engine == "vendor"
+def test_engines_and_families_can_be_left_out(script: Any, made: Any) -> None:
+    args = given(engines="cuda,vendor", without="halo,rows")
+    assert script.engines_of("conv_fwd", args, "gpu") == ["cuda", "vendor"]
+    whole = made.pool("conv_fwd", "bf16", H200, ["cuda"])
+    some = made.pool("conv_fwd", "bf16", H200, ["cuda"], ["halo", "rows"])
+    assert {k.family for k in whole if k not in some} == {"halo", "rows"}
+    assert some[0].engine == "vendor"
 
 
-def test_narrowed_problems_say_so(script: Any) -> None:
-    args = Namespace(sets="bf16:8", ops="conv_fwd", seed=0, whole=0.5, top=8)
-    (one,) = script.sets(args, H200)
-    labels = list(script.Narrowing(one, [], 8).labels(one, 8))
-    assert ['"top": 8' in text for text in labels] == [False] * 4 + [True] * 4
+def test_families_that_nobody_measured_are_among_the_few(made: Any) -> None:
+    kernels = [k for k in made.pool("conv_fwd", "bf16", H200, ["cuda"]) if k.engine == "cuda"]
+    ranked = sorted(kernels, key=lambda k: k.family != "im2col")
+    few = with_absent(ranked, 16)
+    assert few[:12] == ranked[:12] and {k.family for k in few[:12]} == {"im2col"}
+    assert len({k.family for k in few[12:]} - {"im2col"}) == 4 and len(few) == 16
+    assert set(with_absent(ranked, len(ranked))) == set(ranked)
 
 
 def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = Namespace(sets="bf16:12", ops="conv_fwd", seed=0, whole=0.0, top=2)
-    args.engines, args.without = "cuda,vendor", "im2col,halo,rows,gather,stem"
+    args = given(whole=0.0, top=2, engines="cuda,vendor", without="im2col,halo,rows,gather,stem")
     asked: list[Any] = []
     engine = script.get_engine("cuda")
     monkeypatch.setattr(
@@ -90,34 +146,3 @@ def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
     order = [listed[0].problems.problems.index(p) for p in needed]
     assert needed and order == sorted(order), "in the order in which they are measured"
     assert {k.family for k, _ in asked} == {"grouped", "depthwise", "channelwise"}
-
-
-def test_what_compiles_beside_a_sweep_ends_with_it(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = tmp_path / "child.py"
-    pids = tmp_path / "pids"
-    child.write_text(
-        "import os, subprocess, sys, time\n"
-        "own = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"with open({str(pids)!r}, 'w') as file:\n"
-        "    print(os.getpid(), own.pid, sys.argv[-1], file=file)\n"
-        "time.sleep(600)\n"
-    )
-    monkeypatch.setattr(script, "__file__", str(child))
-    monkeypatch.setattr(sys, "argv", ["sweep_convs.py", "store"])
-    with script.compiled_beside():
-        while not (pids.exists() and pids.read_text().endswith("\n")):
-            time.sleep(0.01)
-    first, second, option = pids.read_text().split()
-    assert option == "--compile"
-    while is_alive(first) or is_alive(second):
-        time.sleep(0.01)
-
-
-def is_alive(pid: str) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    try:
-        return "Z (zombie)" not in status.read_text()
-    except OSError:
-        return False

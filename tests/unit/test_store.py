@@ -108,7 +108,7 @@ def test_the_last_verdict_holds_else_the_last_row(tmp_path: Path) -> None:
         for problem, rows in by_problem(tmp_path).items()
     }
     assert len(stored(tmp_path)) == 7
-    known = Known(Store(tmp_path), [SETTING], give_up_after=0)
+    known = Known([Store(tmp_path)], [SETTING], give_up_after=0)
     found = known.look_up([row(m).key for m in (1, 2, 3)])
     assert [r.status for r in found if r] == ["ok", "wrong_result", "timeout"]
 
@@ -131,8 +131,8 @@ def test_all_agree_on_the_row_that_holds(
     """The rank, the store, what a sweep knows from it, what it learns and who judges."""
     write_rows(tmp_path, rows)
     (stored_row,) = Store(tmp_path).measurements()
-    (known,) = Known(Store(tmp_path), [SETTING], give_up_after=0).look_up([rows[0].key])
-    learning = Known(Store(tmp_path / "new", create=True), [SETTING], give_up_after=0)
+    (known,) = Known([Store(tmp_path)], [SETTING], give_up_after=0).look_up([rows[0].key])
+    learning = Known([Store(tmp_path / "new", create=True)], [SETTING], give_up_after=0)
     for each in rows:
         learning.learn(each, keep=True)
     (learned,) = learning.look_up([rows[0].key])
@@ -147,7 +147,7 @@ def test_all_agree_on_the_row_that_holds(
 def test_a_wrong_result_after_a_right_one_is_known_to_be_bad(tmp_path: Path) -> None:
     wrong = row(1, attempt=1, status="wrong_result", time_us=None, spread_us=None)
     write_rows(tmp_path, [row(1), wrong, row(2), row(2, attempt=1, status="crash", time_us=None)])
-    known = Known(Store(tmp_path), [SETTING], give_up_after=0)
+    known = Known([Store(tmp_path)], [SETTING], give_up_after=0)
     assert known.has_failed(wrong.problem_key, wrong.kernel_key)
     assert not known.has_failed(row(2).problem_key, KERNEL.key)
     arch = replace(load_arch("x86_avx2"), device=SETTING.device)
@@ -392,7 +392,7 @@ def test_known_rows_are_found_with_their_last_status(tmp_path: Path) -> None:
             row(3, time_us=8.0, attempt=1, stage="leader"),
         ],
     )
-    known = Known(Store(tmp_path), [SETTING], give_up_after=1)
+    known = Known([Store(tmp_path)], [SETTING], give_up_after=1)
     ok, crash, leader, missing = known.look_up([row(m).key for m in (1, 2, 3, 4)])
     assert ok is not None and ok.status == "ok" and not ok.is_confirmed
     assert crash is not None and crash.status == "crash"
@@ -410,7 +410,7 @@ def test_known_rows_are_found_with_their_last_status(tmp_path: Path) -> None:
 def test_rows_of_other_runs_count_once(tmp_path: Path) -> None:
     """They are met in their journal first, and in their shard once it is folded."""
     write_rows(tmp_path, [row(1, status="crash", time_us=None, spread_us=None)])
-    known = Known(Store(tmp_path), [SETTING], give_up_after=3)
+    known = Known([Store(tmp_path)], [SETTING], give_up_after=3)
     seen = [row(m, status="crash", time_us=None, spread_us=None) for m in (1, 2)]
     for _ in range(3):
         for each in seen:
@@ -423,7 +423,7 @@ def test_rows_of_other_runs_count_once(tmp_path: Path) -> None:
 def test_rows_of_other_runs_are_met_in_any_order(tmp_path: Path) -> None:
     """A leader's row in a journal may be read before the shard with its first pass."""
     Store(tmp_path / "store", create=True)
-    known = Known(Store(tmp_path / "store"), [SETTING], give_up_after=3)
+    known = Known([Store(tmp_path / "store")], [SETTING], give_up_after=3)
     first = row(1, time_us=3.0, spread_us=0.5)
     leader = row(1, time_us=2.0, stage="leader", attempt=1)
     for each in (leader, first, leader, first):

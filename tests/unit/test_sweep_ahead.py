@@ -40,7 +40,7 @@ def test_what_a_problem_needs_is_compiled_before_it_is_measured(tmp_path: Path) 
         assert facts[KERNEL.key]["status"] == "ok"
         assert compiled(tmp_path) == 1
         unusual = GemmProblem(m=1, n=333, k=1001, dtype="bf16")
-        builder.prepare([unusual.to_dict()])
+        builder.prepare([(unusual.to_dict(), [KERNEL.key, "of a kernel that was never built"])])
         end = time.monotonic() + 120
         while compiled(tmp_path) < 2 and time.monotonic() < end:
             time.sleep(0.1)
@@ -59,7 +59,7 @@ class FakeProcess:
     signal_kill = kill
 
     def send(self, order: dict[str, Any]) -> None:
-        self.is_fatal = any(p["M"] == 1 for p in order.get("problems", []))
+        self.is_fatal = any(p["M"] == 1 for p, _ in order.get("problems", []))
         self.answers = [{"event": "end"}]
         if order["do"] == "build":
             self.answers.insert(0, {"event": "built", "id": 0, "status": "ok"})
@@ -83,7 +83,7 @@ def test_a_crash_ahead_costs_its_own_problems_alone() -> None:
     lost: list[str] = []
     spawn: Any = FakeProcess
     builder = Builder(spawn, {}, on_lost=lost.append)
-    problems = [GemmProblem(m=m, n=8, k=8).to_dict() for m in range(1, 251)]
+    problems = [(GemmProblem(m=m, n=8, k=8).to_dict(), [KERNEL.key]) for m in range(1, 251)]
     builder.prepare(problems)
     builder.wait([(KERNEL.key, KERNEL.to_dict())])
     end = time.monotonic() + 30

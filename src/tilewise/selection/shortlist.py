@@ -8,7 +8,7 @@ model must be right.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -37,10 +37,29 @@ def fair(ranked: Sequence[Kernel], count: int) -> list[Kernel]:
     """
     families: dict[str, list[Kernel]] = {}
     for kernel in ranked:
-        families.setdefault(str(getattr(kernel, "family", kernel.engine)), []).append(kernel)
+        families.setdefault(_family(kernel), []).append(kernel)
     turns = (own[turn] for turn in range(count) for own in families.values() if turn < len(own))
     kept = list(islice(turns, max(count // 2, min(count, len(families)))))
     return list(dict.fromkeys([*kept, *ranked]))[:count]
+
+
+def with_absent(ranked: Sequence[Kernel], count: int) -> list[Kernel]:
+    """The first `count` of a ranking, up to a quarter of them families that would have none.
+
+    A model knows nothing of families that nobody measured, and learns of them in no other way.
+    """
+    first, rest = list(ranked[: count - count // 4]), ranked[count - count // 4 :]
+    seen = {_family(kernel) for kernel in first}
+    absent: dict[str, Kernel] = {}
+    for kernel in rest:
+        if _family(kernel) not in seen:
+            absent.setdefault(_family(kernel), kernel)
+    strangers = list(absent.values())[: count // 4]
+    return list(dict.fromkeys([*first, *strangers, *rest]))[:count]
+
+
+def _family(kernel: Kernel) -> str:
+    return str(getattr(kernel, "family", kernel.engine))
 
 
 class Shortlist:
@@ -69,23 +88,22 @@ class Shortlist:
         if problem is None or kernel.engine == "vendor":
             return self._why(kernel, problem, arch)
         if self._held is None or self._held[0] is not problem:
-            self._held = (problem, frozenset(self._few(problem, arch)))
+            self._held = (problem, frozenset(self.chosen(problem, arch)))
         of_another = getattr(kernel, "dtype", problem.dtype) != problem.dtype
         return self._left_out if of_another or kernel not in self._held[1] else None
 
-    def _few(self, problem: Problem, arch: Arch) -> Iterator[Kernel]:
+    def chosen(self, problem: Problem, arch: Arch, count: int = 0) -> list[Kernel]:
+        """The kernels that are expected to be fastest, best first; `count` of them if given."""
         pool, ranker = self._pool(problem, arch)
         if not pool:
-            return
+            return []
         seed = hashlib.sha256(problem.key.encode()).digest()[:8]
         random = np.random.default_rng(int.from_bytes(seed, "little"))
         expected = np.log2(ranker.predict_us(problem, pool, arch))
         order = np.argsort(expected + DOUBT * random.standard_normal(len(pool)), kind="stable")
-        legal = (pool[at] for at in order if self._why(pool[at], problem, arch) is None)
-        if ranker.path == "analytic":
-            yield from fair(list(legal), self.count)
-        else:
-            yield from islice(legal, self.count)
+        legal = [pool[at] for at in order if self._why(pool[at], problem, arch) is None]
+        take = fair if ranker.path == "analytic" else with_absent
+        return take(legal, count or self.count)
 
     def _pool(self, problem: Problem, arch: Arch) -> tuple[tuple[Kernel, ...], Ranker]:
         """The kernels made for the problem's dtype, and who ranks them."""

@@ -30,6 +30,10 @@ BUILD_COLUMNS = ("registers", "spills", "smem_bytes", "threads", "compile_s")
 Launched = Callable[[int], None]
 
 
+def alone() -> None:
+    """Nobody else uses the device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of one kernel inside a worker."""
@@ -114,10 +118,15 @@ class Bench(ABC):
 
     def piece(self, problem: Problem) -> Workpiece:
         """The problem laid out, from memory where it was the last one."""
-        if self._held is None or self._held[0] != problem:
+        if not self.holds(problem):
             self._held = None  # freed before the next is made
             self._held = (problem, self.lay_out(problem))
+        assert self._held is not None
         return self._held[1]
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether the problem is laid out."""
+        return self._held is not None and self._held[0] == problem
 
     def forget(self) -> None:
         """Drops inputs and reference; the next kernel gets fresh ones."""
@@ -126,8 +135,21 @@ class Bench(ABC):
     def plan(self, kernel: Kernel, problem: Problem) -> Plan:
         return self.engines[kernel.engine].plan(kernel, problem, self.arch)
 
-    def run(self, kernel: Kernel, problem: Problem, launched: Callable[[], None]) -> Outcome:
-        """One kernel from plan to timing; its every failure becomes an outcome."""
+    def searches(self, plan: Plan) -> bool:
+        """Whether the first call of a plan looks for its best way, for long and untimed."""
+        return False
+
+    def run(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        launched: Callable[[], None],
+        preparing: Callable[[], None] = alone,
+    ) -> Outcome:
+        """One kernel from plan to timing; its every failure becomes an outcome.
+
+        `preparing` is called ahead of what takes long and is not timed, `launched` of the rest.
+        """
         phase = "compile_error"
         try:
             plan = self.plan(kernel, problem)
@@ -135,10 +157,15 @@ class Bench(ABC):
                 launched()
                 return replayed(plan)
             phase = "launch_error"
+            if self.searches(plan) or not self.holds(problem):
+                preparing()
             piece = self.piece(problem)
             phase = "compile_error"
             plan.prepare(piece.operands, piece.out)
             phase = "launch_error"
+            if self.searches(plan):
+                plan.execute(piece.operands, piece.out)
+                self.synchronize()
             launched()
             error = self.verify(plan, problem)
             piece = self.piece(problem)

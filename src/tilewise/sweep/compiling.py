@@ -24,6 +24,8 @@ BUILD_S = 600.0
 AHEAD = 100
 """Problems that are compiled for at once: enough to share the start of the compilers."""
 
+Upcoming = tuple[Mapping[str, Any], Sequence[str]]
+"""A problem and the keys of the kernels that will be measured on it."""
 Facts = dict[str, Any]
 """What became of a kernel: `status`, `message`, `compile_s` and the resources it needs."""
 
@@ -49,8 +51,9 @@ class Builder:
         self._facts: dict[str, Facts] = {}
         self._queue: dict[str, Mapping[str, Any]] = {}
         self._known: set[str] = set()
-        self._ahead: deque[Sequence[Mapping[str, Any]]] = deque()
-        self._kernels: list[Mapping[str, Any]] = []
+        self._ahead: deque[Sequence[Upcoming]] = deque()
+        self._kernels: dict[str, Mapping[str, Any]] = {}
+        """What has been built, by key."""
         self._changed = threading.Condition()
         self._is_closed = False
         self._failure: Exception | None = None
@@ -68,8 +71,8 @@ class Builder:
                 self._thread.start()
             self._changed.notify_all()
 
-    def prepare(self, problems: Sequence[Mapping[str, Any]]) -> None:
-        """Has everything built so far compiled for these problems too, once all is built.
+    def prepare(self, problems: Sequence[Upcoming]) -> None:
+        """Has kernels compiled for the problems that they will be measured on, once all is built.
 
         Nobody waits for it: a worker compiles what it needs and does not find.
         """
@@ -115,9 +118,7 @@ class Builder:
                     order, self._queue = self._queue, {}
                 if order:
                     self._build_all(order)
-                    self._kernels += [
-                        fields for key, fields in order.items() if self._is_built(key)
-                    ]
+                    self._kernels |= {key: of for key, of in order.items() if self._is_built(key)}
                 else:
                     self._compile_ahead(self._ahead.popleft())
         except Exception as failure:  # told to whoever waits, in their thread
@@ -131,9 +132,14 @@ class Builder:
     def _is_built(self, key: str) -> bool:
         return self._facts.get(key, {}).get("status") == "ok"
 
-    def _compile_ahead(self, problems: Sequence[Mapping[str, Any]]) -> None:
+    def _compile_ahead(self, problems: Sequence[Upcoming]) -> None:
         process = self._ready()
-        order = {"arch": self._arch, "kernels": self._kernels, "problems": list(problems)}
+        needed = {key for _, keys in problems for key in keys if key in self._kernels}
+        order = {
+            "arch": self._arch,
+            "kernels": {key: self._kernels[key] for key in needed},
+            "problems": [(problem, [k for k in keys if k in needed]) for problem, keys in problems],
+        }
         process.send({"do": "ahead", "jobs": self._jobs, **order})
         try:
             process.receive(time.monotonic() + BUILD_S)

@@ -113,7 +113,7 @@ def _amd_gpus(root: Path) -> int:
     return sum(node.read_text().strip() not in ("", "0") for node in nodes)
 
 
-def lock_path(kind: str) -> Path:
+def lock_path(kind: str, ending: str = "") -> Path:
     """The file that whoever measures on, or compiles for, this user's device holds locked."""
     folder = Path(tempfile.gettempdir()) / f"tilewise-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -123,14 +123,14 @@ def lock_path(kind: str) -> Path:
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     visible = next((os.environ[name] for name in names if os.environ.get(name)), "0")
     name = "cpu" if kind == "cpu" else f"gpu-{visible.replace('/', '_')}"
-    return folder / f"{name}.lock"
+    return folder / f"{name}{ending}.lock"
 
 
-def open_lock(kind: str) -> int:
+def open_lock(kind: str, ending: str = "") -> int:
     """The open file of `lock_path`; raises where it cannot be had."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(lock_path(kind), flags, 0o600)
+        return os.open(lock_path(kind, ending), flags, 0o600)
     except OSError as error:
         raise InputError(
             f"cannot lock the device: {error.filename}: {error.strerror}; remove it, or set TMPDIR "

@@ -42,12 +42,17 @@ class Record:
 
 
 class Known:
-    """An index over the rows of a store that stays small: arrays, not objects."""
+    """An index over the rows of stores that stays small: arrays, not objects."""
 
-    def __init__(self, store: Store, settings: Iterable[Setting], *, give_up_after: int) -> None:
+    def __init__(
+        self, stores: Sequence[Store], settings: Iterable[Setting], *, give_up_after: int
+    ) -> None:
+        import pyarrow as pa
+
         columns = ["key", "attempt", "stage", "status", "time_us", "spread_us"]
         identity = ["problem_key", "kernel_key", "policy_key", "device", "toolchain", "message"]
-        table = store.table([*columns, *identity], latest=False)
+        wanted = [*columns, *identity]
+        table = pa.concat_tables([store.table(wanted, latest=False) for store in stores])
         self._give_up_after = give_up_after
         self._new: dict[str, Record] = {}
         is_fault = faults(table)

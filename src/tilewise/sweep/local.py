@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.errors import InputError
+from tilewise.sweep.compiling import Upcoming
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.plan import Assignment
@@ -37,7 +38,7 @@ class Executor(ABC):
         next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
-        problems: Sequence[Mapping[str, Any]] = (),
+        problems: Sequence[Upcoming] = (),
     ) -> Iterator[Step]:
         """Results as they come; ends when `next_work` raises StopIteration and all is done.
 
@@ -93,7 +94,7 @@ class LocalExecutor(Executor):
         next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
-        problems: Sequence[Mapping[str, Any]] = (),
+        problems: Sequence[Upcoming] = (),
     ) -> Iterator[Step]:
         builder = self._crews[0].make_builder(arch)
         if arch.kind == "gpu" and not self.config.replay:

@@ -17,11 +17,14 @@ from tilewise.core.problem import Problem
 from tilewise.errors import InputError
 from tilewise.ops.contract import WhyUnusable, get_op
 from tilewise.ops.fields import figures
+from tilewise.sweep.compiling import Upcoming
 from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.known import Known, Record
 
 Rivals = Callable[[Problem], Iterable[Kernel]]
 """Kernels to be compared with the leaders of a problem, such as a selection under judgement."""
+Pick = Callable[[Problem, Arch], Iterable[Kernel]]
+"""The kernels to measure on a problem, in this order, where not all that are legal are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,11 @@ class Task:
     policy: Mapping[str, Any]
     rivals: tuple[int, ...] = ()
     """What is measured among the leaders however slow it is."""
+
+    @property
+    def upcoming(self) -> Upcoming:
+        """What may be compiled for it ahead."""
+        return self.problem, tuple(self.keys[at] for at in self.todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +85,15 @@ class SweepPlan:
     why_unusable: WhyUnusable
     retry_failed: bool = False
     rivals: Rivals | None = None
+    pick: Pick | None = None
     kernel_keys: tuple[str, ...] = field(init=False)
     kernel_fields: tuple[Mapping[str, Any], ...] = field(init=False)
+    _places: Mapping[Kernel, int] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel_keys", tuple(k.key for k in self.kernels))
         object.__setattr__(self, "kernel_fields", tuple(k.to_dict() for k in self.kernels))
+        object.__setattr__(self, "_places", {k: at for at, k in enumerate(self.kernels)})
 
     def key(self, problem_key: str, kernel: int) -> str:
         return self.settings[kernel].key(problem_key, self.kernel_keys[kernel])
@@ -91,11 +102,7 @@ class SweepPlan:
         """What is left to do on one problem; an empty task where nothing is."""
         problem = self.problems[index]
         problem_key = problem.key
-        legal = [
-            at
-            for at, kernel in enumerate(self.kernels)
-            if self.why_unusable(kernel, problem, self.arch) is None
-        ]
+        legal = self._legal(problem)
         records = dict(
             zip(legal, known.look_up([self.key(problem_key, at) for at in legal]), strict=True)
         )
@@ -129,11 +136,18 @@ class SweepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether no kernel can serve any problem."""
-        return all(
-            self.why_unusable(kernel, problem, self.arch) is not None
-            for problem in self.problems
-            for kernel in self.kernels
-        )
+        return not any(map(self._legal, self.problems))
+
+    def _legal(self, problem: Problem) -> list[int]:
+        """The kernels that are measured on a problem."""
+        if self.pick is not None:
+            picked = self.pick(problem, self.arch)
+            return [self._places[kernel] for kernel in picked if kernel in self._places]
+        return [
+            at
+            for at, kernel in enumerate(self.kernels)
+            if self.why_unusable(kernel, problem, self.arch) is None
+        ]
 
     def why_empty(self) -> str:
         """What to say where no kernel can serve any problem."""
@@ -196,6 +210,7 @@ def make_plan(
     retry_failed: bool = False,
     why_unusable: WhyUnusable | None = None,
     rivals: Rivals | None = None,
+    pick: Pick | None = None,
 ) -> SweepPlan:
     """The plan of a sweep on a device; problems given twice count once."""
     if not kernels:
@@ -232,6 +247,7 @@ def make_plan(
         why_unusable=why_unusable or get_op(op).why_unusable,
         retry_failed=retry_failed,
         rivals=rivals,
+        pick=pick,
     )
 
 

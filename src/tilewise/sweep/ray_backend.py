@@ -10,13 +10,14 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.errors import ExecutionError, InputError, TilewiseError
+from tilewise.sweep.compiling import Upcoming
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device_info import DeviceInfo
 from tilewise.sweep.local import TICK_S, Executor, Step, check_workers
@@ -50,7 +51,7 @@ class Slot:
         task: Task,
         arch: dict[str, Any],
         kernels: Sequence[tuple[str, Any]] = (),
-        ahead: Sequence[Mapping[str, Any]] = (),
+        ahead: Sequence[Upcoming] = (),
     ) -> Iterator[tuple[list[Result], list[Any]]]:
         """Groups of results as they come, with what happened meanwhile.
 
@@ -162,7 +163,7 @@ class RayExecutor(Executor):
         next_work: Callable[[], Assignment | None],
         kernels: Sequence[tuple[str, Any]],
         arch: Arch,
-        problems: Sequence[Mapping[str, Any]] = (),
+        problems: Sequence[Upcoming] = (),
     ) -> Iterator[Step]:
         assert self._first is not None
         self._first.pending = None
@@ -194,7 +195,7 @@ class RayExecutor(Executor):
         upcoming = []
         while len(hand.ahead) < ahead and (later := self._take()) is not None:
             hand.ahead.append(later)
-            upcoming.append(later.task.problem)
+            upcoming.append(later.task.upcoming)
         hand.work = work
         stream = hand.actor.run.options(num_returns="streaming")
         hand.pending = stream.remote(work.task, *shared, upcoming)

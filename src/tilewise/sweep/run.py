@@ -19,9 +19,10 @@ from tilewise.data.schema import from_table
 from tilewise.data.store import Store, Writer, new_run_id, read_shard
 from tilewise.errors import InputError, MachineError
 from tilewise.ops.contract import WhyUnusable
+from tilewise.sweep.compiling import Upcoming
 from tilewise.sweep.known import Known
 from tilewise.sweep.local import Executor
-from tilewise.sweep.plan import Assignment, Rivals, SweepPlan, leaders, make_plan
+from tilewise.sweep.plan import Assignment, Pick, Rivals, SweepPlan, leaders, make_plan
 from tilewise.sweep.recording import Recording
 
 Emit = Callable[[dict[str, Any]], None]
@@ -77,11 +78,15 @@ def sweep(
     labels: Sequence[str] = (),
     why_unusable: WhyUnusable | None = None,
     rivals: Rivals | None = None,
+    pick: Pick | None = None,
+    known: Sequence[Store] = (),
     on_event: Emit = lambda event: None,
 ) -> Summary:
     """Measures every legal kernel on every problem that the store does not know yet.
 
     `rivals` are measured among a problem's leaders, in turn with them, however slow they are.
+    `pick` says which kernels are measured on a problem, and in what order, in place of legality.
+    What stores `known` besides hold is not measured again.
     Interrupt it in any way: what was measured is in the store, and the next call does the rest.
     """
     began = time.monotonic()
@@ -101,12 +106,13 @@ def sweep(
             retry_failed=options.retry_failed,
             why_unusable=why_unusable,
             rivals=rivals,
+            pick=pick,
         )
         if plan.is_empty:
             raise InputError(plan.why_empty())
         store = Store(store_path, create=True)  # not before: a refused sweep leaves none behind
         with store.writer(new_run_id()) as writer:
-            run = _Run(plan, store, writer, options, on_event, began)
+            run = _Run(plan, store, writer, options, on_event, began, known)
             run.summary.device = device.name
             return run.go(executor)
 
@@ -122,6 +128,7 @@ class _Run:
         options: Options,
         on_event: Emit,
         began: float,
+        known: Sequence[Store],
     ) -> None:
         self.plan = plan
         self.store = store
@@ -133,13 +140,15 @@ class _Run:
         self._read: dict[str, int] = {}
         """How much of each file of other runs is known, by name."""
         self._grown()  # before the reading: what is added meanwhile is looked at again
-        self.known = Known(store, plan.settings, give_up_after=options.give_up_after)
+        stores = (store, *known)
+        self.known = Known(stores, plan.settings, give_up_after=options.give_up_after)
         self._claims: dict[int, LockedFile] = {}
         self._queue: deque[int] = deque()
         self._todo: dict[int, int] = {}
         """Pairs left to measure of each problem in the queue, as last seen."""
-        self._needed: set[int] = set()
-        """Kernels that are left to measure on any problem."""
+        self._needed: dict[int, None] = {}
+        """Kernels that are left to measure on any problem, in the order of their turn."""
+        self._upcoming: list[Upcoming] = []
         self._is_waiting = False
 
     def go(self, executor: Executor) -> Summary:
@@ -161,11 +170,10 @@ class _Run:
             }
         )
         keys, values = self.plan.kernel_keys, self.plan.kernel_fields
-        built = [(keys[at], values[at]) for at in sorted(self._needed)]
-        upcoming = [self.plan.problems[index].to_dict() for index in self._queue]
+        built = [(keys[at], values[at]) for at in self._needed]
         self.summary.remaining = total
         try:
-            for work, group in executor.run(self._next, built, arch, upcoming):
+            for work, group in executor.run(self._next, built, arch, self._upcoming):
                 if work is not None:
                     self._take(work, group)
                 for notice in executor.notices():
@@ -195,7 +203,7 @@ class _Run:
         for index in range(len(self.plan.problems)):
             work = self.plan.work(index, self.known)
             total += len(work.task.todo)
-            self._needed.update(work.task.todo)
+            self._needed.update(dict.fromkeys(work.task.todo))
             self.summary.skipped += work.skipped
             self.summary.known += len(work.attempts) - sum(
                 at in work.attempts for at in work.task.todo
@@ -204,6 +212,7 @@ class _Run:
             if self._is_needed(work):
                 self._queue.append(index)
                 self._todo[index] = len(work.task.todo)
+                self._upcoming.append(work.task.upcoming)
         return total
 
     def _is_needed(self, work: Assignment) -> bool:

@@ -7,7 +7,6 @@ kernels and libraries print goes to standard error.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import resource
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.faults import fault_of
@@ -31,13 +30,22 @@ from tilewise.engines.replay import ReplayEngine
 from tilewise.errors import InputError, MachineError, TilewiseError
 from tilewise.ops.contract import all_ops, get_op
 from tilewise.sweep.bench import Bench
-from tilewise.sweep.device_info import DeviceInfo, as_arch, kernels_of, open_lock
+from tilewise.sweep.device_info import DeviceInfo, as_arch, kernels_of
 from tilewise.sweep.recording import Recording
+from tilewise.sweep.turns import Turns
 
 MOST_OUTPUT_BYTES = 1 << 30
 """A kernel that prints without end must not fill the disk."""
 
 Item = Mapping[str, Any]
+
+
+class Turn(NamedTuple):
+    """What a worker says to those who share its device: `Turns` of one order."""
+
+    prepare: Callable[[], None]
+    measure: Callable[[], None]
+    rest: Callable[[], None]
 
 
 class Worker:
@@ -52,7 +60,9 @@ class Worker:
         self.recording: Recording | None = None
         self.bench: Bench | None = None
         self._kind = config.get("kind", "")
-        self._device_lock: int | None = None
+        self._turns: Turns | None = None
+        self._current = 0
+        """The item at work."""
 
     def say(self, event: str, **values: Any) -> None:
         with self._lock:
@@ -105,7 +115,7 @@ class Worker:
         info = self.describe()
         self._kind = info.arch.kind
         if not self.config.get("replay"):
-            self._device_lock = open_lock(self._kind)  # refused now, not under some kernel
+            self._turns = Turns(self._kind)  # refused now, not under some kernel
         if info.arch.kind == "gpu" and not self.config.get("replay"):
             from tilewise.sweep.bench_cuda import CudaBench
 
@@ -118,45 +128,49 @@ class Worker:
         self.say("ready", **info.to_dict())
 
     @contextmanager
-    def device(self, first: int) -> Iterator[Callable[[], None]]:
-        """Gives a function that waits for the device; it is this process's to the end."""
+    def device(self, first: int) -> Iterator[Turn]:
+        """The device's turns for the items of an order; it is this process's to the end."""
         if self.config.get("replay"):
-            yield lambda: None
+            yield Turn(lambda: None, lambda: None, lambda: None)
             return
-        descriptor = self._device_lock = self._device_lock or open_lock(self._kind)
+        turns = self._turns = self._turns or Turns(self._kind)
 
-        def acquire() -> None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.say("waiting", id=first)  # for another sweep: not to be taken for a hang
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        def say(event: str) -> None:
+            self.say(event, id=self._current)
 
+        self._current = first
         try:
-            yield acquire
+            yield Turn(lambda: turns.prepare(say), lambda: turns.measure(say), turns.rest)
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            turns.end()
 
     def batch(self, order: Mapping[str, Any]) -> None:
         """Measures kernels one by one; a poisoned worker stops after the one that did it."""
         assert self.bench is not None
         problem = self._problem(order)
-        for item in order["items"]:
-            self.say("prepare", id=item["id"])
-            began = 0.0
-            with self.device(item["id"]) as acquire:
+        began = 0.0
+        with self.device(order["items"][0]["id"]) as turn:
 
-                def launched(acquire: Callable[[], None] = acquire, item: Item = item) -> None:
-                    nonlocal began
-                    acquire()
-                    began = time.perf_counter()
-                    self.say("launch", id=item["id"])
+            def launched() -> None:
+                nonlocal began
+                turn.measure()
+                began = time.perf_counter()
+                self.say("launch", id=self._current)
 
-                outcome = self.bench.run(self.kernel(item["kernel"]), problem, launched)
+            def preparing() -> None:
+                if self._kind == "gpu":  # on a CPU workers have cores of their own
+                    turn.prepare()
+
+            for item in order["items"]:
+                self._current, began = item["id"], 0.0
+                self.say("prepare", id=item["id"])
+                kernel = self.kernel(item["kernel"])
+                outcome = self.bench.run(kernel, problem, launched, preparing)
                 busy = time.perf_counter() - began if began else 0.0
-            self.say("result", id=item["id"], busy_s=busy, **outcome.to_dict())
-            if outcome.is_poisoned:
-                return
+                turn.rest()
+                self.say("result", id=item["id"], busy_s=busy, **outcome.to_dict())
+                if outcome.is_poisoned:
+                    return
         self.say("end")
 
     def leaders(self, order: Mapping[str, Any]) -> None:
@@ -164,12 +178,12 @@ class Worker:
         assert self.bench is not None
         items, at, began = order["items"], 0, 0.0
         self.say("prepare", id=items[0]["id"])
-        with self.device(items[0]["id"]) as acquire:
+        with self.device(items[0]["id"]) as turn:
 
             def launched(index: int) -> None:
                 nonlocal at, began
                 if not began:
-                    acquire()
+                    turn.measure()
                     began = time.perf_counter()
                 at = index
                 self.say("launch", id=items[index]["id"])
@@ -195,9 +209,9 @@ class Worker:
         by_engine: dict[str, list[Item]] = {}
         for item in order["items"]:
             by_engine.setdefault(item["kernel"]["engine"], []).append(item)
-        with self.device(order["items"][0]["id"]) as acquire:
+        with self.device(order["items"][0]["id"]) as turn:
             if arch.kind == "cpu":
-                acquire()
+                turn.measure()
             for name, items in by_engine.items():
                 self._build(self.engines[name], items, arch, order.get("jobs") or None)
         self.say("end")
@@ -208,10 +222,13 @@ class Worker:
         What fails here fails again where it is measured, and is recorded there.
         """
         arch = Arch.from_dict(order["arch"])
-        kernels = [self.kernel(values) for values in order["kernels"]]
-        problems = [get_op(p["op"]).problem.from_dict(p) for p in order["problems"]]
-        why = get_op(problems[0].op).why_unusable
-        pairs = [(k, p) for p in problems for k in kernels if why(k, p, arch) is None]
+        kernels = {key: self.kernel(values) for key, values in order["kernels"].items()}
+        pairs = [
+            (kernels[key], problem)
+            for values, keys in order["problems"]
+            for problem in [get_op(values["op"]).problem.from_dict(values)]
+            for key in keys
+        ]
         for name, engine in self.engines.items():
             own = [pair for pair in pairs if pair[0].engine == name]
             engine.compile_ahead(own, arch, max_workers=order.get("jobs") or None)

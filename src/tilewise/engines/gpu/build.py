@@ -19,7 +19,9 @@ from tilewise.core.arch import Arch
 from tilewise.core.identity import canonical_json
 from tilewise.core.kernel import Kernel
 from tilewise.engines.contract import Build, Resources
+from tilewise.engines.gpu import nvrtc, triton_build
 from tilewise.engines.gpu.nvrtc import compile_cuda
+from tilewise.engines.gpu.object_cache import is_kept
 from tilewise.engines.gpu.objects import GpuObject, over_limit
 from tilewise.engines.gpu.triton_build import compile_triton, plain
 from tilewise.errors import BuildError
@@ -39,6 +41,15 @@ def compile_source(source: AnySource, target: str) -> GpuObject:
     if isinstance(source, CudaSource):
         return compile_cuda(source, target)
     return compile_triton(source, target)
+
+
+def is_compiled(source: AnySource, target: str) -> bool:
+    """Whether an object for `target` is kept; False where that cannot be told."""
+    made_by = nvrtc if isinstance(source, CudaSource) else triton_build
+    try:
+        return is_kept(made_by.recipe(source, target))
+    except (BuildError, OSError):
+        return False
 
 
 def compile_step(step: Step, target: str) -> GpuObject:
@@ -165,10 +176,12 @@ def compile_ahead(
     collects their sources first, since compiling one after the other takes a second each.
     """
     unique = {source_key(source): source for source in sources}
-    workers = min(max_workers or cpu_count() or 1, max(1, len(unique)))
+    needed = [source for source in unique.values() if not is_compiled(source, target)]
+    if not needed:  # processes take longer to start than most kernels to compile
+        return []
     failed = []
-    with _workers(workers) as crew:
-        jobs = {crew.submit(_compiles, source, target): source for source in unique.values()}
+    with _workers(min(max_workers or cpu_count() or 1, len(needed))) as crew:
+        jobs = {crew.submit(_compiles, source, target): source for source in needed}
         for job in as_completed(jobs):
             error = job.exception() or job.result()
             if error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import tilewise.ops
 from tilewise.core.identity import digest
@@ -25,17 +26,21 @@ SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 def compile_cuda(source: CudaSource, target: str) -> GpuObject:
     """The source as an object for `target` (such as `sm_90`), from the cache or compiled now."""
-    options = (f"--gpu-architecture={_architecture(target)}", *FLAGS, *_macros(source))
-    wanted = {
+    wanted = recipe(source, target)
+    return cached(wanted, lambda: _compile(source, tuple(wanted["options"])))
+
+
+def recipe(source: CudaSource, target: str) -> dict[str, Any]:
+    """All that an object is made from: what the cache knows it by."""
+    return {
         "language": "cuda",
         "compiler": nvrtc_version(),
-        "options": list(options),
+        "options": [f"--gpu-architecture={_architecture(target)}", *FLAGS, *_macros(source)],
         "file": source.file,
         "function": source.function,
         "signature": list(source.signature.values()),
         "sources": _digest(source.file),
     }
-    return cached(wanted, lambda: _compile(source, options))
 
 
 def _compile(source: CudaSource, options: tuple[str, ...]) -> GpuObject:

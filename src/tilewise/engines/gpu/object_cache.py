@@ -28,13 +28,22 @@ from tilewise.settings import settings
 log = logging.getLogger(__name__)
 
 
+FOLDER = "gpu"
+"""Of objects, below that of all caches."""
+
+
+def is_kept(wanted: Mapping[str, Any]) -> bool:
+    """Whether there is a file for what is wanted; whether it is whole shows when it is read."""
+    return (settings().cache_dir / FOLDER / digest(wanted)).is_file()
+
+
 def cached(wanted: Mapping[str, Any], make: Callable[[], GpuObject]) -> GpuObject:
     """The object that was made for `wanted`, from disk or made now.
 
     A cache that cannot be used costs time, not the kernel.
     """
     try:
-        folder = private_folder(private_folder(settings().cache_dir) / "gpu")
+        folder = private_folder(private_folder(settings().cache_dir) / FOLDER)
     except BuildError as error:
         log.warning("GPU kernels are compiled anew in every process: %s", error)
         return make()

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import os
 import re
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -53,7 +53,12 @@ def why_no_triton() -> str | None:
 
 def compile_triton(source: Source, target: str) -> GpuObject:
     """The source as an object for `target` (`sm_90`, `gfx942`), from the cache or compiled now."""
-    wanted = {
+    return cached(recipe(source, target), lambda: _object(translate(source, target), target))
+
+
+def recipe(source: Source, target: str) -> dict[str, Any]:
+    """All that an object is made from: what the cache knows it by."""
+    return {
         "language": "triton",
         "compiler": triton_version(),
         "target": target,
@@ -61,7 +66,6 @@ def compile_triton(source: Source, target: str) -> GpuObject:
         "text": kernel_digest(source.module),
         "environment": _environment(),
     }
-    return cached(wanted, lambda: _object(translate(source, target), target))
 
 
 def _environment() -> dict[str, str]:
@@ -74,7 +78,8 @@ def _environment() -> dict[str, str]:
 def plain(value: Any) -> Any:
     """A source, or a part of one, as JSON can hold it; equal for what compiles alike."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(part) for name, part in asdict(value).items()}
+        # By hand: `asdict` copies all of it first, which takes longer than finding a loaded kernel.
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

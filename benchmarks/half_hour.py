@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""All that a GPU is needed for, in order, within the minutes there are; carries on where it ended.
+
+usage: python benchmarks/half_hour.py [--minutes 9.4] [--parts tests,sweep,...] [--dry-run]
+                                      [--work build/half_hour] [--out FOLDER]
+
+Parts run one after the other, each in a process group of its own that is ended when its time is up,
+whatever hangs there; a part without the time that it needs at least waits for the next call. Behind
+each part all results so far are packed into --out (by default $OUT), so that a call which is itself
+ended loses one part at most. A second call does what is left: --work remembers what was done.
+--parts runs those named, done or not. --dry-run puts small problems and this CPU in the place of a
+GPU, to see that all parts run before a GPU is waiting; its results mean nothing.
+
+`docs/sweeps.md` says how to prepare the kernels beforehand, and what a half hour gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GRACE_S = 25.0
+"""Beyond its minutes a part may take this long to put things away."""
+PACK_S = 10.0
+LINES = 12
+"""Of each part's log, on the screen."""
+KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
+SLOW_FAMILIES = "implicit,packed,merged,direct"
+"""Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A command with its time; `{work}` and `{minutes}` stand in it."""
+
+    name: str
+    seconds: float
+    command: Sequence[str]
+    dry: Sequence[str] = ()
+    """What takes its place without a GPU; left out there where it is empty."""
+    beside: Sequence[str] = ()
+    """What runs meanwhile, and ends with it: for parts that time nothing."""
+    least: float = 0.7
+    """The share of its time that it needs at least, to be worth starting."""
+
+
+def script(name: str, *words: str) -> tuple[str, ...]:
+    return (sys.executable, str(ROOT / name), *words)
+
+
+def compared(op: str) -> Part:
+    return Part(
+        name=f"vendor_{op}",
+        seconds=110,
+        command=script(
+            "benchmarks/gpu_vs_vendor.py", "--op", op, "--most", "24", "--minutes", "{minutes}"
+        ),
+        dry=script("benchmarks/gpu_vs_vendor.py", "--op", op, "--layers", "3", "--dry-run"),
+    )
+
+
+def parts() -> list[Part]:
+    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "fusion", "launch", "dispatch")]
+    whole = ("--whole", ",".join(tests[1:]))
+    memcheck = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1")
+    sanitized = ("-m", "pytest", "-p", "no:cacheprovider", tests[0])
+    sweep, wavelet = "benchmarks/sweep_convs.py", "benchmarks/wavelet.py"
+    models = "benchmarks/whole_models.py"
+    return [
+        Part(
+            name="objects",
+            seconds=40,
+            least=0.2,
+            command=script("benchmarks/objects.py", "unpack", "build/objects.xz"),
+            dry=script("benchmarks/objects.py", "--help"),
+        ),
+        Part(
+            name="tests",
+            seconds=165,
+            command=script("tests/gpu/apart.py", "--minutes", "{minutes}", *whole, tests[0]),
+            beside=script(sweep, "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "5"),
+            dry=script("tests/gpu/apart.py", "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+        ),
+        Part(
+            name="sweep",
+            seconds=660,
+            least=0.1,
+            command=script(
+                *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", SLOW_FAMILIES)
+            ),
+            dry=script(sweep, "{work}/store", "--minutes", "0.3", "--dry-run", "--jobs", "2"),
+        ),
+        *map(compared, ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")),
+        Part(
+            name="wavelet",
+            seconds=120,
+            least=0.3,
+            command=script(wavelet, "--minutes", "{minutes}", "--out", "{work}/wavelet.jsonl"),
+            dry=script(
+                *(wavelet, "--minutes", "0.3", "--out", "{work}/wavelet.jsonl", "--dry-run"),
+            ),
+        ),
+        Part(
+            name="models",
+            seconds=170,
+            command=script(
+                *(models, "--minutes", "{minutes}", "--sides", "fused", "--modes", "eager"),
+                *("--batch", "256", "--out", "{work}/whole_models.jsonl"),
+            ),
+            dry=script(
+                *(models, "--minutes", "1", "--device", "cpu", "--tiny", "--modes", "eager"),
+                *("--batch", "2", "--models", "resnet", "--sides", "fused"),
+                *("--out", "{work}/whole_models.jsonl"),
+            ),
+        ),
+        Part(name="cpp", seconds=60, command=script("benchmarks/cpp_dispatch.py")),
+        Part(
+            name="memcheck",
+            seconds=80,
+            command=(*memcheck, sys.executable, *sanitized, "-k", "graphs_replay"),
+        ),
+    ]
+
+
+class Journey:
+    """Which parts are done, and how much of their time the others have had."""
+
+    def __init__(self, work: Path, out: Path, end: float, is_dry: bool) -> None:
+        self.work, self.out, self.end, self.is_dry = work, out, end, is_dry
+        work.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        self._file = work / "state.json"
+        self.used: dict[str, float] = {}
+        self.codes: dict[str, int | None] = {}
+        if self._file.exists():
+            held = json.loads(self._file.read_text())
+            self.used, self.codes = held["used"], held["codes"]
+
+    def is_over(self, part: Part) -> bool:
+        """Whether it ended by itself, or has had its time."""
+        has_ended = self.codes.get(part.name, -1) in (0, 1, 2)
+        return has_ended or self.left(part) < part.least * part.seconds
+
+    def left(self, part: Part) -> float:
+        return part.seconds - self.used.get(part.name, 0.0)
+
+    def run(self, part: Part) -> None:
+        """The part, or a line that says why not."""
+        room = self.end - time.monotonic() - PACK_S
+        seconds = min(self.left(part), room - GRACE_S)
+        if seconds < part.least * part.seconds and not self.is_dry:
+            print(f"== {part.name}: {room:.0f} s are too few; next time", flush=True)
+            return
+        words = {"work": str(self.work), "minutes": f"{max(0.1, seconds / 60):.2f}"}
+        command = [word.format(**words) for word in (part.dry if self.is_dry else part.command)]
+        if not command:
+            print(f"== {part.name}: nothing of it runs without a GPU", flush=True)
+            return
+        print(f"== {part.name}: {seconds:.0f} s at most: {' '.join(command[1:])}", flush=True)
+        log, began = self.work / f"{part.name}.log", time.monotonic()
+        with beside(() if self.is_dry else part.beside, self.work / f"{part.name}_beside.log"):
+            code = logged(command, log, seconds + GRACE_S)
+        took = time.monotonic() - began
+        resumes = part.least < 0.5 and took > 0.9 * seconds
+        self.used[part.name] = self.used.get(part.name, 0.0) + took
+        self.codes[part.name] = None if resumes and self.left(part) > 60 else code
+        self._file.write_text(json.dumps({"used": self.used, "codes": self.codes}))
+        lines = log.read_text(errors="replace").splitlines()[-LINES:]
+        print("\n".join(f"   {line[:200]}" for line in lines))
+        print(f"== {part.name}: {'ended' if code is None else code} after {took:.0f} s", flush=True)
+        pack(self.work, self.out / "results.tar.gz")
+
+
+def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A process group of its own; what it says is added to `log`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            list(command),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started; what is inside a driver then is left to the system."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+
+
+def logged(command: Sequence[str], log: Path, seconds: float) -> int | None:
+    """How a command ended; None where it had to be ended."""
+    try:
+        process = started(command, log)
+    except OSError as error:
+        log.write_text(f"{command[0]} cannot be started: {error}\n")
+        return 2
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end(process)
+
+
+@contextmanager
+def beside(command: Sequence[str], log: Path) -> Iterator[None]:
+    """A command that runs as long as the block does."""
+    process = started(command, log) if command else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            end(process)
+
+
+def pack(work: Path, target: Path) -> None:
+    """All results so far as one file, there whole or as it was."""
+    part = target.with_name(f".{target.name}")
+    with tarfile.open(part, "w:gz", compresslevel=3) as archive:
+        for pattern in KEPT:
+            for path in sorted(work.glob(pattern)):
+                with suppress(FileNotFoundError):  # a journal that was folded meanwhile
+                    archive.add(path, str(path.relative_to(work)))
+    part.replace(target)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=9.4)
+    parser.add_argument("--parts", default="", help="those alone, done or not")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "half_hour")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--dry-run", action="store_true")
+    args = parser.parse_args()
+    listed = {part.name: part for part in parts()}
+    strange = sorted({name for name in args.parts.split(",") if name} - set(listed))
+    if strange:
+        parser.error(f"--parts has {', '.join(strange)}; there are {', '.join(listed)}")
+    out = args.out or Path(os.environ.get("OUT") or args.work / "out")
+    os.environ.setdefault("TILEWISE_CACHE_DIR", str(args.work.resolve() / "cache"))
+    end = time.monotonic() + 60 * args.minutes
+    journey = Journey(args.work.resolve(), out, end, args.dry_run)
+    for name in args.parts.split(",") if args.parts else listed:
+        if args.parts:
+            journey.used.pop(name, None)
+            journey.codes.pop(name, None)
+        if not journey.is_over(listed[name]):
+            journey.run(listed[name])
+    undone = [name for name, part in listed.items() if not journey.is_over(part)]
+    print(f"left: {', '.join(undone) or 'nothing'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""A GPU's half hour: parts with limits, tests apart, kernels that were compiled elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import lzma
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewise.engines.contract import Resources
+from tilewise.engines.gpu.object_cache import cached, is_kept
+from tilewise.engines.gpu.objects import GpuObject
+from tilewise.errors import TilewiseError
+from tilewise.settings import settings
+
+ROOT = Path(__file__).parents[2]
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield
+
+
+def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_CACHE_DIR", str(folder))
+    settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def usual_cache() -> Iterator[None]:
+    yield
+    settings.cache_clear()
+
+
+def wanted(number: int) -> dict[str, Any]:
+    return {"language": "cuda", "compiler": f"nvrtc 13.{number % 2}", "number": number}
+
+
+def test_objects_compiled_elsewhere_are_found_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = importlib.import_module("objects")
+    use_cache(tmp_path / "there", monkeypatch)
+    made = GpuObject(image=b"code", function="f", parameters=(8,), resources=Resources())
+    for number in range(4):
+        cached(wanted(number), lambda: made)
+    assert objects.pack(tmp_path / "all.xz", 24.0, "")[0] == 4
+    assert objects.pack(tmp_path / "some.xz", 24.0, "nvrtc 13.0")[0] == 2
+    use_cache(tmp_path / "here", monkeypatch)
+    assert objects.unpack(tmp_path / "some.xz") == 2 and objects.unpack(tmp_path / "some.xz") == 0
+    assert [is_kept(wanted(number)) for number in range(4)] == [True, False, True, False]
+
+    def compiles() -> GpuObject:
+        raise AssertionError("it was carried along")
+
+    assert cached(wanted(2), compiles).image == b"code"
+
+
+def test_a_pack_writes_nothing_but_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = importlib.import_module("objects")
+    use_cache(tmp_path / "here", monkeypatch)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../" + "a" * 64))
+    (tmp_path / "bad.xz").write_bytes(lzma.compress(packed.getvalue()))
+    with pytest.raises(TilewiseError, match="is no object"):
+        objects.unpack(tmp_path / "bad.xz")
+
+
+def journey(tmp_path: Path, seconds: float = 600.0) -> Any:
+    half_hour = importlib.import_module("half_hour")
+    work, out = tmp_path / "work", tmp_path / "out"
+    return half_hour, half_hour.Journey(work, out, time.monotonic() + seconds, is_dry=False)
+
+
+def test_a_part_that_hangs_is_ended_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_hour, held = journey(tmp_path)
+    monkeypatch.setattr(half_hour, "GRACE_S", 0.5)
+    hangs = half_hour.Part(name="hangs", seconds=0.5, command=SLEEPS)
+    talks = (sys.executable, "-uc", "import time; print(42); time.sleep(600)")
+    waits = (
+        "from pathlib import Path as P\nimport sys\nwhile '42' not in P(sys.argv[1]).read_text(): 0"
+    )
+    log = str(held.work / "says_beside.log")
+    command = (sys.executable, "-c", waits, log)
+    says = half_hour.Part(name="says", seconds=60, command=command, beside=talks)
+    held.run(hangs)
+    held.run(says)
+    assert held.codes == {"hangs": None, "says": 0}
+    assert "42" in (held.work / "says_beside.log").read_text()
+    assert held.is_over(hangs) and held.is_over(says)
+    with tarfile.open(tmp_path / "out" / "results.tar.gz") as packed:
+        assert {"hangs.log", "says.log", "state.json"} <= set(packed.getnames())
+    again = half_hour.Journey(held.work, held.out, 0.0, is_dry=False)
+    assert again.is_over(hangs) and again.is_over(says)
+
+
+def test_a_part_waits_for_a_call_that_has_time_for_it(tmp_path: Path) -> None:
+    half_hour, held = journey(tmp_path, seconds=60.0)
+    part = half_hour.Part(name="long", seconds=300, command=SLEEPS)
+    held.run(part)
+    assert not held.is_over(part) and not held.codes
+
+
+def test_what_can_be_carried_on_is_until_its_time_is_used(tmp_path: Path) -> None:
+    half_hour, held = journey(tmp_path)
+    part = half_hour.Part(name="sweep", seconds=660, least=0.1, command=SLEEPS)
+    held.used["sweep"], held.codes["sweep"] = 300.0, None
+    assert not held.is_over(part) and held.left(part) == 360
+    held.used["sweep"] = 640.0
+    assert held.is_over(part)
+
+
+def test_all_parts_name_commands_that_there_are() -> None:
+    half_hour = importlib.import_module("half_hour")
+    for part in half_hour.parts():
+        for command in filter(None, (part.command, part.dry, part.beside)):
+            ours = [word for word in command if word.startswith(str(ROOT)) and ".venv" not in word]
+            assert all(Path(word).is_file() for word in ours), part.name
+            assert all("{" not in w.format(work="w", minutes="1") for w in command)
+    assert sum(part.seconds for part in half_hour.parts()) <= 28 * 60
+
+
+def test_tests_run_apart(tmp_path: Path) -> None:
+    (tmp_path / "test_three.py").write_text(
+        "import os, time\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert not os.getpid()\n"
+        "def test_hangs(): time.sleep(600)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, ROOT / "tests/gpu/apart.py", "--seconds", "20", "."],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "1 failed, 1 hangs, 1 passed", ended.stdout
+    assert "assert not" in ended.stdout
