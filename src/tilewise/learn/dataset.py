@@ -55,7 +55,10 @@ def features_of(op: str) -> FeatureSet:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows of one op on one architecture; times are NaN where a kernel failed."""
+    """Rows of one op on one architecture, and of ops beside it that only teach.
+
+    Times are NaN where a kernel failed.
+    """
 
     op: str
     arch: Arch
@@ -107,14 +110,21 @@ class Dataset:
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Per problem: whether all that can serve was measured. Others teach, but judge nothing:
-        their fastest kernel may not be among those that were tried.
+        """Per problem: whether it is the op's own and all that can serve was measured. Others
+        teach, but judge nothing: their fastest kernel may not be among those that were tried.
         """
-        return np.array(["top" not in labels for labels in self.labels], bool)
+        whole = np.array(["top" not in labels for labels in self.labels], bool)
+        return whole & self.is_own
+
+    @cached_property
+    def is_own(self) -> NDArray[np.bool_]:
+        """Per problem: whether it is of the op itself, not of one beside it."""
+        return np.array([p.op == self.op for p in self.problems], bool)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        return tuple(sorted({p.dtype for p in self.problems}))
+        """Of the op's own problems."""
+        return tuple(sorted({p.dtype for p in self.problems if p.op == self.op}))
 
     @cached_property
     def digest(self) -> str:
@@ -181,15 +191,20 @@ def from_measurements(
 
 
 def from_stores(
-    paths: Sequence[Path | str], *, op: str = "", arch: Arch | str = "", dtype: str = ""
+    paths: Sequence[Path | str],
+    *,
+    op: str = "",
+    arch: Arch | str = "",
+    dtype: str = "",
+    beside: Sequence[str] = (),
 ) -> Dataset:
-    """The rows of stores, taken together."""
+    """The rows of stores, taken together; ops `beside` must have the features of `op`."""
     from tilewise.data.store import Store
 
     found: list[dict[str, Any]] = []
     for path in paths:
         found += _rows(Store(path).table(_NEEDED, latest=False))
-    return _build(found, op, arch, dtype)
+    return _build(found, op, arch, dtype, beside)
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -203,13 +218,23 @@ def _rows(table: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) -> Dataset:
+def _build(
+    rows: list[dict[str, Any]],
+    op: str,
+    arch: Arch | str,
+    dtype: str,
+    beside: Sequence[str] = (),
+) -> Dataset:
     name = arch.name if isinstance(arch, Arch) else arch
-    for column_name, wanted in (("op", op), ("dtype", dtype), ("arch", name)):
+    for column_name, wanted in (("dtype", dtype), ("arch", name)):
         rows = [r for r in rows if not wanted or r[column_name] == wanted]
-    if not rows:
+    own = [r for r in rows if (not op or r["op"] == op) and r["op"] not in beside]
+    if not own:
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
-    only = {name: _single(rows, name) for name in ("op", "arch")}
+    op = _single(own, "op")
+    _check_features(op, beside)
+    rows = [*own, *(r for r in rows if r["op"] in beside)]
+    _single(rows, "arch")
     # Times of several devices or policies are different facts: the most common are learned from.
     timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
@@ -223,7 +248,17 @@ def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) ->
         rows = [r for r in rows if r[name] == counts[0][0]]
     if not isinstance(arch, Arch):
         arch = arch_of(rows)
-    return _arrays(usable(rows, arch.kind), only["op"], arch)
+    return _arrays(usable(rows, arch.kind), op, arch)
+
+
+def _check_features(op: str, beside: Sequence[str]) -> None:
+    """Raises where the rows of an op beside another would mean something else."""
+    for other in beside:
+        if features_of(other) != features_of(op):
+            raise InputError(
+                f"{other} is described by other features than {op}; only ops of one family, like "
+                "the directions of a convolution, are learned side by side"
+            )
 
 
 def arch_of(rows: Sequence[Mapping[str, Any]]) -> Arch:
@@ -317,7 +352,6 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         pairs.setdefault((p, k), []).append(row)
         if row["tactic"]:
             tactics[row["problem_key"]] = _tactic(row)
-    given = get_op(op)
     right = [right_readings(of_newest_sources(found)) for found in pairs.values()]
     read = [reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
@@ -325,8 +359,8 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     return Dataset(
         op,
         arch,
-        tuple(_made(given.problem.from_dict, r, "problem") for r in problem_rows),
-        tuple(_made(given.kernel_from_dict, r, "kernel_fields") for r in kernel_rows),
+        tuple(_made(get_op(r["op"]).problem.from_dict, r, "problem") for r in problem_rows),
+        tuple(_made(get_op(r["op"]).kernel_from_dict, r, "kernel_fields") for r in kernel_rows),
         tuple(_object(r, "labels") for r in problem_rows),
         index[:, 0],
         index[:, 1],
