@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
 AnyOpOption = Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")]
+BesideOption = Annotated[
+    str, typer.Option(help="Ops of the same features that teach as well, by commas.")
+]
 AnyArchOption = Annotated[
     str | None, typer.Option("--arch", help="Which one, if stores hold several.")
 ]
@@ -56,6 +59,7 @@ def train(
     stores: StoresArgument,
     folder: OutOption,
     op: AnyOpOption = "",
+    beside: BesideOption = "",
     arch: AnyArchOption = None,
     dtype: DtypeOption = None,
     folds: FoldsOption = 5,
@@ -89,7 +93,8 @@ def train(
     # A product (`sm_90:H200`) gives its figures; a bare name leaves them to the measured device.
     chosen = resolve_arch(arch) if arch and ":" in arch else arch or ""
     with telling("reading measurements"):
-        data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "")
+        others = tuple(word for word in beside.split(",") if word)
+        data = from_stores(stores, op=op, arch=chosen, dtype=dtype or "", beside=others)
     params = Params(
         objective=objective,
         targets=tuple(t for t in targets.split(",") if t),

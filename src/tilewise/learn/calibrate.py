@@ -35,16 +35,23 @@ def terms_matrix(data: Dataset, features: FeatureSet) -> Array:
 
 
 def calibrate(
-    data: Dataset, terms: Array, train: NDArray[np.bool_], kept: Calibration | None = None
+    data: Dataset,
+    terms: Array,
+    train: NDArray[np.bool_],
+    kept: Calibration | None = None,
+    least: float = MIN_ROWS,
 ) -> Calibration:
-    """Factors from the rows in `train`; kernels, tiles and engines in `kept` keep theirs."""
+    """Factors from the rows in `train`; kernels, tiles and engines in `kept` keep theirs.
+
+    Kernels and tiles of fewer than `least` rows have none of their own.
+    """
     usable, is_whole = train & data.is_ok, data.is_whole[data.problem_index]
     tiles = [tile_key(k.engine, _tile(k)) for k in data.kernels]
     engines = [k.engine for k in data.kernels]
 
-    def fit(groups: list[str], least: int) -> dict[str, tuple[float, ...]]:
-        found = {}
-        for group in dict.fromkeys(groups):
+    def fit(groups: list[str], least: float) -> dict[str, tuple[float, ...]]:
+        found: dict[str, tuple[float, ...]] = {}
+        for group in dict.fromkeys(groups) if least <= len(data) else ():
             members = np.array([g == group for g in groups])
             rows = usable & members[data.kernel_index]
             if rows.sum() >= least:
@@ -53,8 +60,8 @@ def calibrate(
 
     found = Calibration(
         TERMS,
-        kernels=fit([k.name for k in data.kernels], MIN_ROWS),
-        tiles=fit(tiles, MIN_ROWS),
+        kernels=fit([k.name for k in data.kernels], least),
+        tiles=fit(tiles, least),
         engines={**fit(engines, 1), **fit([ANY_ENGINE] * len(engines), 1)},
     )
     if kept is None:

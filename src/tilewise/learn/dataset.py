@@ -59,7 +59,10 @@ def features_of(op: str) -> FeatureSet:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows of one op on one architecture; times are NaN where a kernel failed."""
+    """Rows of one op on one architecture, and of ops beside it that only teach.
+
+    Times are NaN where a kernel failed.
+    """
 
     op: str
     arch: Arch
@@ -113,14 +116,21 @@ class Dataset:
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Per problem: whether all that can serve was measured. Others teach, but judge nothing:
-        their fastest kernel may not be among those that were tried.
+        """Per problem: whether it is the op's own and all that can serve was measured. Others
+        teach, but judge nothing: their fastest kernel may not be among those that were tried.
         """
-        return np.array(["top" not in labels for labels in self.labels], bool)
+        whole = np.array(["top" not in labels for labels in self.labels], bool)
+        return whole & self.is_own
+
+    @cached_property
+    def is_own(self) -> NDArray[np.bool_]:
+        """Per problem: whether it is of the op itself, not of one beside it."""
+        return np.array([p.op == self.op for p in self.problems], bool)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        return tuple(sorted({p.dtype for p in self.problems}))
+        """Of the op's own problems."""
+        return tuple(sorted({p.dtype for p in self.problems if p.op == self.op}))
 
     @cached_property
     def devices(self) -> tuple[Arch, ...]:
@@ -202,15 +212,20 @@ def from_measurements(
 
 
 def from_stores(
-    paths: Sequence[Path | str], *, op: str = "", arch: Arch | str = "", dtype: str = ""
+    paths: Sequence[Path | str],
+    *,
+    op: str = "",
+    arch: Arch | str = "",
+    dtype: str = "",
+    beside: Sequence[str] = (),
 ) -> Dataset:
-    """The rows of stores, taken together."""
+    """The rows of stores, taken together; ops `beside` must have the features of `op`."""
     from tilewise.data.store import Store
 
     found: list[dict[str, Any]] = []
     for path in paths:
         found += _rows(Store(path).table(_NEEDED, latest=False))
-    return _build(found, op, arch, dtype)
+    return _build(found, op, arch, dtype, beside)
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -224,21 +239,31 @@ def _rows(table: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _build(rows: list[dict[str, Any]], op: str, arch: Arch | str, dtype: str) -> Dataset:
+def _build(
+    rows: list[dict[str, Any]],
+    op: str,
+    arch: Arch | str,
+    dtype: str,
+    beside: Sequence[str] = (),
+) -> Dataset:
     name = arch.name if isinstance(arch, Arch) else arch
-    for column_name, wanted in (("op", op), ("dtype", dtype), ("arch", name)):
+    for column_name, wanted in (("dtype", dtype), ("arch", name)):
         rows = [r for r in rows if not wanted or r[column_name] == wanted]
-    if not rows:
+    own = [r for r in rows if (not op or r["op"] == op) and r["op"] not in beside]
+    if not own:
         raise InputError("no measurements are left to learn from; check --op, --dtype and --arch")
-    only = {name: _single(rows, name) for name in ("op", "arch")}
+    op = _single(own, "op")
+    _check_features(op, beside)
+    rows = [*own, *(r for r in rows if r["op"] in beside)]
+    kind = load_arch(_single(rows, "arch")).kind
     timed = {text: what_is_timed(text) for text in {r["policy"] for r in rows}}
     for row in rows:
         row["policy"] = timed[row["policy"]]
     _check_times(rows)
-    kind, parts = load_arch(only["arch"]).kind, _stands(rows)
+    parts = _stands(rows)
     given = arch if isinstance(arch, Arch) else None
     stands = [_stand(part, given, is_alone=len(parts) == 1) for part in parts]
-    made = [_arrays(usable(p, kind), only["op"], a) for p, a in zip(parts, stands, strict=True)]
+    made = [_arrays(usable(p, kind), op, a) for p, a in zip(parts, stands, strict=True)]
     return together(made)
 
 
@@ -298,6 +323,16 @@ def together(parts: Sequence[Dataset]) -> Dataset:
         tactics={key: of for part in parts for key, of in part.tactics.items()},
         stands=tuple(part.arch for part in parts for _ in part.problems),
     )
+
+
+def _check_features(op: str, beside: Sequence[str]) -> None:
+    """Raises where the rows of an op beside another would mean something else."""
+    for other in beside:
+        if features_of(other) != features_of(op):
+            raise InputError(
+                f"{other} is described by other features than {op}; only ops of one family, like "
+                "the directions of a convolution, are learned side by side"
+            )
 
 
 def arch_of(rows: Sequence[Mapping[str, Any]]) -> Arch:
@@ -391,7 +426,6 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
         pairs.setdefault((p, k), []).append(row)
         if row["tactic"]:
             tactics[row["problem_key"]] = _tactic(row)
-    given = get_op(op)
     right = [right_readings(of_newest_sources(found)) for found in pairs.values()]
     read = [reading(good) for good in right]
     index = np.array(list(pairs), np.int64).reshape(-1, 2)
@@ -399,8 +433,8 @@ def _arrays(rows: Sequence[Mapping[str, Any]], op: str, arch: Arch) -> Dataset:
     return Dataset(
         op,
         arch,
-        tuple(_made(given.problem.from_dict, r, "problem") for r in problem_rows),
-        tuple(_made(given.kernel_from_dict, r, "kernel_fields") for r in kernel_rows),
+        tuple(_made(get_op(r["op"]).problem.from_dict, r, "problem") for r in problem_rows),
+        tuple(_made(get_op(r["op"]).kernel_from_dict, r, "kernel_fields") for r in kernel_rows),
         tuple(_object(r, "labels") for r in problem_rows),
         index[:, 0],
         index[:, 1],

@@ -155,14 +155,18 @@ class Trainer:
     ) -> Fitted:
         """A ranking learned from the rows in `train`."""
         ok = train & self.data.is_ok
-        calibration, times = self.calibrated(ok, start)
+        if params.calibrated:
+            calibration, times = self.calibrated(ok, start)
+        else:
+            calibration = calibrate(self.data, self.terms, ok, least=np.inf)
+            times = np.ones(len(ok))
         lesson = self._lesson(ok, times, params, weight)
         if start:
             lesson = lesson.columns(text_names(start.text))
-        elif 0 < params.max_features < len(self.names):
+        elif 0 < params.max_features < len(lesson.names):
             gains = grow(lesson, ok, params, _FIRST_LOOK).feature_importance("gain")
             kept = np.sort(np.argsort(-gains, kind="stable")[: params.max_features])
-            lesson = lesson.columns(tuple(self.names[i] for i in kept))
+            lesson = lesson.columns(tuple(lesson.names[i] for i in kept))
         init = start.text if start else None
         vendor, vendor_text = self._fit_vendor(lesson, ok, params, start)
         if vendor is not None:
@@ -249,7 +253,8 @@ class Trainer:
         if params.objective == "regression":
             counts = counts * np.exp2(params.focus * behind)
         index = self.data.problem_index
-        return Lesson(self.matrix(times), self.names, target, behind, counts, index)
+        lesson = Lesson(self.matrix(times), self.names, target, behind, counts, index)
+        return lesson if params.calibrated else lesson.columns(self.static_names)
 
     def _rarity(self, rows: Mask) -> Array:
         """Rows of an average family over those of each row's own."""

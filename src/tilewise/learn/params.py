@@ -19,6 +19,9 @@ class Params:
     objective: str = "regression"
     base: bool = True
     """Regress what the calibrated analytic model leaves over, instead of everything."""
+    calibrated: bool = True
+    """Tell forests the calibrated time. Of few problems it says little, and takes most of the
+    time to find."""
     trees: int = 200
     leaves: int = 16
     learning_rate: float = 0.09
@@ -67,6 +70,11 @@ class Params:
         for name, most in (("draws", 64), ("threads", 256)):
             if not 1 <= getattr(self, name) <= most:
                 raise InputError(f"{name} is {getattr(self, name)}; use 1 to {most}")
+        if self.has_base and not self.calibrated:
+            raise InputError(
+                "base starts from the calibrated time, and calibrated=False leaves it out; use "
+                "base=False with it"
+            )
         if self.draws > 1 and self.row_share == self.column_share == 1:
             raise InputError(
                 f"draws is {self.draws}, but row_share and column_share are 1: every draw would be "
@@ -86,7 +94,10 @@ class Params:
         return replace(self, patience=0, hard_rounds=0, draws=1, **fewer)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "targets": list(self.targets)}
+        found = {**asdict(self), "targets": list(self.targets)}
+        if self.calibrated:
+            del found["calibrated"]  # models from before it was a setting say the same
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Params:

@@ -73,8 +73,10 @@ def measured(
         np.concatenate([e for _, e in evidence]),
         np.concatenate([analytic] * len(evidence)),
     )
-    problems = tuple(canonical_json(p.to_dict()) for p in data.problems)
-    return Measured(axes_of(trainer), points, efficiency, reach(bands), problems), bands
+    own = data.is_own
+    problems = tuple(canonical_json(data.problems[i].to_dict()) for i in np.flatnonzero(own))
+    where = Measured(axes_of(trainer), points[own], efficiency[own], reach(bands), problems)
+    return where, bands
 
 
 def regions(points: Array, count: int) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from tilewise.errors import InputError, ModelError
 def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
     """The fold of each problem; equal problems share one, whatever their order.
 
-    So do problems that differ in their dtypes alone: one would give the other away.
+    So do problems that differ in their dtypes or ops alone: one would give the other away.
     """
     own = group_keys(problems)
     keys = sorted(set(own), key=lambda key: _shuffled(key, seed))
@@ -39,11 +39,15 @@ def held_out(
 
 
 def group_keys(problems: Sequence[Problem]) -> list[str]:
-    """What must not be torn apart: the complete key, less the dtypes where there are several."""
-    if len({p.dtype for p in problems}) < 2:
+    """What must not be torn apart: the complete key, less what tells dtypes or ops apart where
+    there are several."""
+    alone = [
+        *(("dtype", "out_dtype") if len({p.dtype for p in problems}) > 1 else ()),
+        *(("op", "direction") if len({p.op for p in problems}) > 1 else ()),
+    ]
+    if not alone:
         return [p.key for p in problems]
-    dtypes = ("dtype", "out_dtype")
-    return [digest({k: v for k, v in p.to_dict().items() if k not in dtypes}) for p in problems]
+    return [digest({k: v for k, v in p.to_dict().items() if k not in alone}) for p in problems]
 
 
 def _shuffled(key: str, seed: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tilewise import __version__
 from tilewise.core.arch import devices
 from tilewise.core.features import FeatureSet
 from tilewise.core.forest import Forest
-from tilewise.core.model import VENDOR, Model, replacing, save_model
+from tilewise.core.model import VENDOR, Calibration, Model, replacing, save_model
 from tilewise.core.telling import Tell, silent
 from tilewise.learn import beside
 from tilewise.learn.cross import SEEN, CrossValidated, cross_validate, mined
@@ -68,7 +68,7 @@ def train(
         has_base=params.has_base,
         features=_needed(trainer, forests, params),
         forests=forests,
-        calibration=fitted.calibration,
+        calibration=_of_own(fitted.calibration, data),
         measured=where,
         manifest=manifest(data, params, fitted, name, start),
         metrics={**metrics(data, cross), "by_distance": bands},
@@ -93,6 +93,13 @@ def _forests(
     if valid is not None:
         found["valid"] = valid
     return {n: f for n, (f, _) in found.items()}, {n: t for n, (_, t) in found.items()}
+
+
+def _of_own(calibration: Calibration, data: Dataset) -> Calibration:
+    """The factors that serving asks for: of kernels beside the op's own, those of tiles remain."""
+    own = {k.name for k in data.kernels if k.op == data.op}
+    kept = {name: found for name, found in calibration.kernels.items() if name in own}
+    return replace(calibration, kernels=kept)
 
 
 def _needed(trainer: Trainer, forests: dict[str, Forest], params: Params) -> FeatureSet:
@@ -131,8 +138,9 @@ def manifest(
         **({"stands": [figures(stand) for stand in data.devices]} if data.stands else {}),
         "rows": len(data),
         "failed_rows": int((~data.is_ok).sum()),
-        "problems": len(data.problems),
-        "kernels": sorted(k.name for k in data.kernels),
+        "problems": int(data.is_own.sum()),
+        **({} if data.is_own.all() else {"problems_beside": int((~data.is_own).sum())}),
+        "kernels": sorted(k.name for k in data.kernels if k.op == data.op),
         "engines": sorted({k.engine for k in data.kernels}),
         "params": params.to_dict(),
         "rounds": fitted.rounds,

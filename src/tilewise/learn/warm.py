@@ -57,6 +57,7 @@ def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
         ("dtypes", old.dtypes, data.dtypes),
         ("objective", objective, params.objective),
         ("base", old.has_base, params.has_base),
+        ("knowing calibrated times", settings.get("calibrated", True), params.calibrated),
         ("forest of the vendor's (vendor_trees)", has_own, params.vendor_trees > 0),
     )
     return [f"its {what} is {a}, here it is {b}" for what, a, b in pairs if a != b]

@@ -16,8 +16,10 @@ TAPS = ("implicit", "im2col", "gather", "rows")
 """Matrix products one tap at a time, channels padded to whole steps."""
 PRODUCT = ("gemm",)
 """One matrix product over all pixels, by a GEMM kernel: some lay tiles on its transpose."""
-PACKED = ("packed",)
+PACKED = ("packed", "gather")
 """Taps and channels in one row."""
+PANELS = ("im2col", "rows")
+"""A filter's gradient lies on whole panels of 64 channels, one tap's behind the other's."""
 HALO = ("halo",)
 """Patches with their rim are read once, and taps read them shifted."""
 MERGED = ("merged",)
@@ -27,6 +29,8 @@ VECTOR = ("direct", "channelwise")
 STREAM = ("grouped", "depthwise", "stem")
 """Small groups on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
 `tile_w` pixels of an image, and its rim is read besides."""
+WALKING = ("grouped", "stem", "channelwise")
+"""As many blocks as run at once walk over tiles; depthwise ones do for gradients of filters."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
     **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
@@ -53,6 +57,7 @@ _COPYING = ", ".join(f'"{name}"' for name, kind in BY_FAMILY.items() if kind.cop
 GPU_HELPERS = {
     "is_ours": 'k_engine == "triton" or k_engine == "cuda"',
     "is_packed": _one_of(PACKED),
+    "is_panels": _one_of(PANELS),
     "is_halo": _one_of(HALO),
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
@@ -61,48 +66,73 @@ GPU_HELPERS = {
     "is_turned": 'is_product and (k_swap > 0 or k_product in ["skinny", "gemv"] and gm < gn '
     f'or k_product == "tma" and p_dtype == "tf32" and {_DATA})',
     "is_stream": _one_of(STREAM),
+    "is_strips": 'is_ours and k_family == "channelwise"',
+    "is_walking": f"({_one_of(WALKING)}) or is_stream and {_WEIGHT}",
     "source_c": f"max(1, group_k if {_DATA} else group_c)",
     "result_c": f"max(1, group_c if {_DATA} else group_k)",
     "classes": f"p_stride_d * p_stride_h * p_stride_w if {_DATA} else 1",
     "class_pixels": "p_n * ceil_div(p_d, p_stride_d) * ceil_div(p_h, p_stride_h) "
     f"* ceil_div(p_w, p_stride_w) if {_DATA} else out_pixels",
     "class_taps": "taps / classes",
+    **{f"line_{d}": f"ceil_div(p_{d}, p_stride_{d}) if {_DATA} else out_{d}" for d in "dhw"},
+    # Halo kernels cut images into blocks of 8 by 8; their gradients of filters up to 16 by 16.
+    "block_h": f"(8 if tk < 128 else 16) if {_WEIGHT} else 8",
+    "block_w": f"(8 if tk < 256 else 16) if {_WEIGHT} else 8",
+    "halo_blocks": "p_n * line_d * ceil_div(line_h, block_h) * ceil_div(line_w, block_w)",
+    "class_tiles": "ceil_div(halo_blocks * 64 if is_halo else class_pixels, tm)",
     "merge_room": f"min(tm // result_c, tn // source_c) if {_WEIGHT} "
     "else min(tn // result_c, tk // source_c)",
     "groups_held": "max(1, min(merge_room, p_g)) if is_merging else 1",
     "is_wide": "is_vector or is_stream",
     "own_rows": "(gn if is_turned else gm) if is_product else "
-    f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} else classes * class_pixels",
+    f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} "
+    "else classes * class_tiles * tm if is_halo or classes > 1 and not is_wide "
+    "else classes * class_pixels",
     "own_cols": "(gm if is_turned else gn) if is_product else "
     "(source_c * ceil_div(taps, tn) * tn if is_wide else taps * source_c if is_packed "
-    "else (1 if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
+    "else taps * ceil_div(source_c, 64) * 64 if is_panels "
+    "else (p_z if is_halo else taps) * ceil_div(groups_held * source_c, tn) * tn) "
     f"if {_WEIGHT} else p_g * result_c if is_wide else groups_held * result_c",
     "own_groups": "1 if is_wide else ceil_div(p_g, groups_held)",
-    "own_steps": f"ceil_div(out_pixels, tk) if {_WEIGHT} else class_taps * source_c if is_vector "
+    "own_steps": f"(halo_blocks if is_halo else ceil_div(out_pixels, tk)) if {_WEIGHT} "
+    "else class_taps * source_c if is_vector "
     "else ceil_div(class_taps * source_c, tk) if is_packed "
     "else class_taps * ceil_div(groups_held * source_c, tk)",
     "own_tiles": "own_groups * ceil_div(own_rows, tm) * ceil_div(own_cols, tn)",
+    # Patches are cut by their channels and depths, never between taps that read the same one.
+    "cut_steps": f"p_z * ceil_div(source_c, tk) if is_halo and not ({_WEIGHT}) else own_steps",
     # Products of few tiles are cut as often as fills the GPU once, by stream-K and last waves.
     "product_slices": "max(1, k_split_k) if k_split_k > 1 or not (k_fill > 0 or "
     'k_product == "streamk") else max(1, min(a_compute_units * max(1, k_blocks) // own_tiles, '
     'own_steps if k_product == "streamk" else min(own_steps, 16)))',
     "own_slices": "product_slices if is_product else max(1, min(k_fill * a_compute_units "
-    "* max(1, k_blocks) // own_tiles, own_steps)) if k_fill > 0 else 1",
+    "* max(1, k_blocks) // own_tiles, cut_steps)) if k_fill > 0 else 1",
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
-    "tile_taps": f"taps if is_halo and {_WEIGHT} else 1",
+    "tile_taps": f"p_y * p_x if is_halo and {_WEIGHT} else 1",
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
 """Counts of tilewise's GPU kernels; they mean nothing for others."""
 
+GRANULES = {
+    "granule_c": "gcd(group_c, 64)",
+    "granule_k": "gcd(group_k, 64)",
+    "granule": "min(granule_c, granule_k)",
+}
+"""The largest power of two, 64 at most, that channels of a group are a multiple of."""
 LAYER_CLASSES = {
     "is_small_group_layer": "p_g > 1 and max(group_c, group_k) <= 32",
     "is_depthwise_layer": "p_g > 1 and group_c == 1",
     "is_volume": "p_d > 1 or p_z > 1 or p_pad_d > 0",
+    "is_line": "p_d * p_h == 1 and p_w > 1",
+    # Groups that cuDNN neither merges, as it does with equal powers of two, nor has tiles for.
+    "is_uneven_layer": "p_g > 1 and group_c > 1 "
+    "and not (group_c == group_k and granule_c == group_c)",
 }
 
 TIME_HELPERS = {
+    **GRANULES,
     **LAYER_CLASSES,
     # Blocks that share a multiprocessor share its rates; a block alone is bound by latency.
     "together": "min(resident, ceil_div(tiles, units))",
@@ -116,13 +146,21 @@ TIME_HELPERS = {
     "traffic_us": "bytes / (a_memory_gb_s * 880)",
     "slices_us": "(2 * split * out_elements * 4 / (a_memory_gb_s * 1000) + a_launch_us / 2) "
     "if split > 1 else 0",
-    **{f"line_{d}": f"ceil_div(p_{d}, p_stride_{d}) if {_DATA} else out_{d}" for d in "dhw"},
     **{f"tile_{d}": f"max(1, k_tile_{d})" for d in "hw"},
-    "patch_tiles": "p_n * line_d * ceil_div(line_h, tile_h) * ceil_div(line_w, tile_w)",
-    "patch_fill": "p_n * line_d * line_h * line_w / (patch_tiles * tile_h * tile_w)",
+    **{f"strip_{d}": f"p_{d} if {_DATA} else out_{d}" for d in "dhw"},
+    "patch_tiles": "ceil_div(p_n * strip_d * strip_h * (ceil_div(strip_w, max(1, k_strip)) + 1), "
+    "warps) if is_strips else p_n * line_d * ceil_div(line_h, tile_h) * ceil_div(line_w, tile_w)",
+    "patch_fill": "1 if is_strips "
+    "else p_n * line_d * line_h * line_w / (patch_tiles * tile_h * tile_w)",
     **{f"patch_{d}": f"(tile_{d} + (reach_{d} - 1) / p_stride_{d}) / tile_{d}" for d in "hw"},
-    "patch_blocks": "patch_tiles * ceil_div(p_g * result_c, 64)",
-    "patch_rounds": "ceil_div(patch_blocks, slots)",
+    "patch_columns": f"ceil_div(p_k if {_WEIGHT} else p_g * result_c, "
+    "k_channels if k_channels > 0 else 64) "
+    f"* ((p_z * p_y if is_strips else p_z) if {_WEIGHT} else 1)",
+    "patch_blocks": "patch_tiles * patch_columns",
+    # Tiles that a block walks over, and blocks side by side: slices of a filter's gradient.
+    "patch_walk": "ceil_div(patch_tiles, max(1, slots // patch_columns)) if is_walking else 1",
+    "patch_walkers": "ceil_div(patch_tiles, patch_walk)",
+    "patch_rounds": "patch_walk * ceil_div(patch_columns * patch_walkers, slots)",
     "patch_round_fill": "patch_blocks / (patch_rounds * slots)",
     # Rims come from L2; the last round of blocks leaves memory idle, the less the more there are.
     "stream_layer_us": "max(traffic_us * (0.8 + 0.3 * patch_h * patch_w) "
@@ -132,10 +170,16 @@ TIME_HELPERS = {
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
     # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a
     # multiple of the time of one pass over the data in small groups, more so with every tap.
+    # Uneven groups are copied, padded to 64 channels; lines are copied, too.
+    "vendor_padding": "ceil_div(group_c, 64) * ceil_div(group_k, 64) * 4096 / (group_c * group_k)",
+    "vendor_uneven_us": "25 + 3 * traffic_us "
+    "+ flops * vendor_padding / (peak_tflops * (250000 if granule >= 8 else 70000))",
     "vendor_us": "a_launch_us / 2 + (traffic_us * (0.6 + 0.16 * taps) if is_depthwise_layer "
+    "else vendor_uneven_us if is_uneven_layer "
     "else traffic_us * (4 if max(group_c, group_k) <= 16 else 3) if is_small_group_layer "
     f"else max(flops / (peak_tflops * 680000) if {_WEIGHT} else 1.25 * library_us, traffic_us) "
-    "* (1.5 if is_volume and taps > 1 else 1))",
+    "* (1.5 if is_volume and taps > 1 else 1) "
+    "+ (10 + 6 * traffic_us if is_line and taps > 1 else 0))",
 }
 """Estimates in microseconds; after the helpers of tiles, which they are made of."""
 
@@ -161,7 +205,12 @@ GPU_FEATURES = {
     "family_rate": "own_rate if is_ours else 0",
     "patch_filled": "patch_fill if is_stream else 0",
     "patch_reread": "patch_h * patch_w if is_stream else 0",
-    "patch_round_filled": "patch_round_fill if is_stream else 0",
+    "patch_round_filled": "patch_round_fill if is_wide else 0",
+    "patch_rounds_of_blocks": "patch_rounds if is_wide else 0",
+    "patch_blocks_in_all": "patch_blocks if is_wide else 0",
+    "patch_blocks_of_slots": "patch_blocks / slots if is_wide else 0",
+    "patch_partial_sums": "8 * patch_walkers * out_elements / max(1, bytes) "
+    f"if is_wide and {_WEIGHT} else 0",
     "blocks_together": "together if is_ours else 0",
     "rounds_of_blocks": "rounds if is_ours else 0",
     "round_fill": "tiles / (rounds * units * together) if is_ours else 0",
@@ -170,7 +219,12 @@ GPU_FEATURES = {
     "slices_time_us": "slices_us if is_ours else 0",
     "conv_time_us": "conv_us if is_ours else 0",
     "vendor_time_us": "vendor_us",
+    "vendor_to_traffic": "vendor_us / max(0.001, traffic_us) if is_gpu else 0",
+    "padding_to_64": "vendor_padding if is_gpu else 0",
+    "narrow_channels": "min(group_c, group_k) if is_gpu else 0",
+    "wide_channels": "max(group_c, group_k) if is_gpu else 0",
+    **{f"{name}_of_64": f"{name} if is_gpu else 0" for name in GRANULES},
     "conv_to_vendor": "conv_us / max(0.001, vendor_us) if is_ours else 0",
     "conv_to_traffic": "conv_us / max(0.001, traffic_us) if is_ours else 0",
-    **{f"layer_{name.removeprefix('is_')}": name for name in LAYER_CLASSES},
+    **{f"layer_{name.removeprefix('is_')}": f"{name} and is_gpu" for name in LAYER_CLASSES},
 }

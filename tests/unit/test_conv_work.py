@@ -1,0 +1,85 @@
+"""What features say a GPU convolution kernel does is what its launch does."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise.core.arch import load_arch
+from tilewise.core.features import ARCH as OF_ARCH
+from tilewise.core.features import KERNEL, PROBLEM, Rows, columns
+from tilewise.core.kernel import Kernel
+from tilewise.ops.configs import load_pool
+from tilewise.ops.contract import get_op
+from tilewise.ops.conv.launch import launch
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.fields import arch_values, kernel_values, problem_values
+from tilewise.ops.launch import Step
+
+ARCH = load_arch("sm_90", "H200")
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
+BEHIND = ("reduce", "sum_slices", "sum_columns")
+"""Steps that finish what others computed."""
+SQUARE = {"n": 5, "c": 72, "k": 200, "h": 27, "w": 41, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
+LAYERS: dict[str, dict[str, Any]] = {
+    "dense": SQUARE,
+    "few channels": {**SQUARE, "c": 8, "k": 24, "y": 5, "x": 5, "pad_h": 2, "pad_w": 2},
+    "1x1": {**SQUARE, "y": 1, "x": 1, "pad_h": 0, "pad_w": 0},
+    "3-D": {**SQUARE, "d": 6, "z": 3, "pad_d": 1},
+    "odd groups": {**SQUARE, "c": 120, "k": 180, "g": 3},
+    "small groups": {**SQUARE, "c": 256, "k": 256, "g": 32},
+    "depthwise": {**SQUARE, "c": 136, "k": 136, "g": 136},
+    "many depthwise": {**SQUARE, "n": 64, "c": 960, "k": 960, "g": 960, "h": 7, "w": 7},
+    "stem": {**SQUARE, "c": 3, "k": 64, "h": 96, "w": 96, "stride_h": 2, "stride_w": 2},
+}
+
+
+def told(kernels: list[Kernel], p: ConvProblem, names: list[str]) -> dict[str, Any]:
+    """Helpers of every kernel on a problem."""
+    features = get_op(p.op).features
+    arch = columns(features.fields_of(OF_ARCH), [arch_values(ARCH)])
+    rows = Rows(
+        columns(features.fields_of(PROBLEM), [problem_values(p)]),
+        columns(features.fields_of(KERNEL), [kernel_values(k) for k in kernels]),
+        {name: float(value[0]) for name, value in arch.items()},
+        np.zeros(len(kernels), np.int64),
+        np.arange(len(kernels)),
+    )
+    return features.evaluate(rows, names)
+
+
+def blocks(kernel: Kernel, p: ConvProblem) -> int:
+    """Of the steps that multiply."""
+    steps = [step for step in launch(kernel, p, ARCH).steps if isinstance(step, Step)]
+    names = [str(step.source.file) for step in steps]  # type: ignore[union-attr]
+    return sum(
+        prod(step.grid)
+        for step, name in zip(steps, names, strict=True)
+        if not any(word in name for word in BEHIND)
+    )
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_tiles_are_those_of_the_launch(direction: str, layer: str) -> None:
+    op = get_op(f"conv_{direction}")
+    p = ConvProblem(direction=direction, dtype="bf16", **LAYERS[layer])
+    kernels = [
+        k
+        for k in load_pool(op, ARCH, engines=("cuda",))
+        if op.why_unusable(k, p, ARCH) is None
+        # Resident blocks share tiles, and tiles of a cluster come in whole clusters.
+        and not getattr(k, "persistent", False)
+        and getattr(k, "cluster", 1) == 1
+    ]
+    assert kernels
+    names = ["tiles", "patch_columns", "patch_walkers", "is_wide"]
+    found = told(kernels, p, names)
+    patched = found["patch_columns"] * found["patch_walkers"]
+    counted = np.where(found["is_wide"] > 0, patched, found["tiles"])
+    launched = np.array([blocks(k, p) for k in kernels])
+    wrong = [k.name for k, a, b in zip(kernels, counted, launched, strict=True) if a != b]
+    assert not wrong, f"{len(wrong)} of {len(kernels)}: {wrong[:3]}"
