@@ -187,6 +187,33 @@ def drawn_between(self: Any, x: Tensor) -> Any:
     return result + self.depth(x)
 
 
+def other_input(self: Any, x: Tensor) -> Any:
+    return self.silu(self.one(x)) * self.two(x + 1)
+
+
+def used_again(self: Any, x: Tensor) -> Any:
+    y = self.two(x)
+    return self.silu(self.one(x)) * y + y
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind"),
+    [
+        (lambda self, x: self.silu(self.one(x)) * self.two(x), "GatedLinear"),
+        (lambda self, x: self.two(x) * self.silu(self.one(x)), "GatedLinear"),
+        (other_input, "Gated"),
+        (used_again, "Gated"),
+    ],
+)
+def test_both_products_of_a_gated_mlp_are_found(forward: Any, kind: str) -> None:
+    plain, x = Written(forward), torch.randn(2, 4, 6, 6)
+    assert chains(plain) == [(kind, "silu")]
+    patched = tw.patch(copy.deepcopy(plain), fuse=True)
+    for one, other in zip(steps(patched, 1, x), steps(plain, 1, x), strict=False):
+        close(one, other)
+    assert type(tw.unpatch(patched)) is Written
+
+
 @pytest.mark.parametrize(
     ("forward", "training", "inference"),
     [(dropped, ["Weighed"], ["Weighed"]), (drawn_between, [], ["Weighed"])],

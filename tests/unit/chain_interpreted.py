@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -177,8 +178,42 @@ def others() -> Iterator[tuple[str, Callable[[], nn.Module], Tensor, bool]]:
         yield "MLP", lambda: make(Mlp, 24), tokens, cast
 
 
+def asked_always() -> None:
+    """A gated MLP in one kernel, or in two products and a pass where somebody looks at a layer."""
+    torch.manual_seed(0)
+    plain, x = Mlp(24).eval(), torch.randn(3, 7, 24)
+    patched = tw.patch(deepcopy(plain), fuse=True)
+    for layer in (patched.gate, patched.up):
+        layer.__dict__[layers.ALWAYS] = True
+    for is_watched in (False, True):
+        if is_watched:
+            patched.up.register_forward_hook(lambda *_: None)
+        LAUNCHED.clear()
+        with torch.no_grad():
+            expected, ours = plain(x), patched(x)
+        apart = float((ours - expected).abs().max() / expected.abs().max())
+        row = {"model": "always", "case": f"{is_watched}", "error": apart, "cast": False}
+        print(json.dumps({**row, "launched": dict(Counter(LAUNCHED)), "same": True}))
+
+
+def twice() -> None:
+    """Gradients of gradients are refused, as PyTorch's own nodes of one derivative do."""
+    model = tw.patch(Mlp(24), fuse=True)
+    x = torch.randn(2, 3, 24, requires_grad=True)
+    (dx,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    try:
+        dx.sum().backward()
+        refused = False
+    except RuntimeError as error:
+        refused = "once_differentiable" in str(error)
+    row = {"model": "twice", "case": "", "error": 1.0 - refused, "cast": False, "same": True}
+    print(json.dumps({**row, "launched": {}}))
+
+
 def main() -> None:
     interpret()
+    asked_always()
+    twice()
     for name, make, x, cast in (*convolutions(), *others()):
         LAUNCHED.clear()
         ours = found(tw.patch(make(), fuse=True), x, cast)

@@ -19,7 +19,7 @@ from tilewise.engines.gpu.bound import BoundLaunch
 from tilewise.engines.gpu.build import compile_step
 from tilewise.engines.gpu.objects import over_limit
 from tilewise.ops.launch import Launch
-from tilewise.torch_ops.pass_launch import Bias, Gate, Weigh
+from tilewise.torch_ops.pass_launch import Bias, Gate, GateProducts, Weigh
 
 TAKEN: dict[str, dict[str, int]] = {
     "convolutions": {"weighed addition (forward)": 2},
@@ -37,7 +37,7 @@ BATCH_NORM = {"forward", "apply", "backward", "backward with residual"}
 @pytest.mark.slow
 def test_kernels_are_right() -> None:
     found = interpreted("pass_interpreted.py")
-    assert len(found) == 30
+    assert len(found) == 33
     assert not wrong(found)
 
 
@@ -52,6 +52,7 @@ def test_kernels_are_right() -> None:
         ("gradient * other * slope(gate, ACT)", "gradient * slope(gate, ACT)"),
         ("column < width) & (row * width + column < total", "column < width"),
         ("(row < rows)[:, None]", "(row < BR)[:, None]"),
+        ("activate(gated, ACT) * other", "activate(other, ACT) * gated"),
     ],
 )
 def test_a_sabotaged_kernel_fails(old: str, new: str) -> None:
@@ -64,6 +65,8 @@ def test_fused_models_are_right_by_these_kernels() -> None:
     found = interpreted("chain_interpreted.py")
     assert {(one["model"], one["cast"]) for one in found} == {
         ("convolutions", False),
+        ("always", False),
+        ("twice", False),
         *((name, cast) for name in ("ConvNeXt", "MLP") for cast in (False, True)),
     }
     assert [one for one in found if not one["error"] <= (3e-2 if one["cast"] else 2e-5)] == []
@@ -71,11 +74,15 @@ def test_fused_models_are_right_by_these_kernels() -> None:
     for one in found:
         norms = {name for name in one["launched"] if name.startswith("BatchNorm")}
         passes = {name: n for name, n in one["launched"].items() if name not in norms}
-        assert passes == TAKEN[one["model"]]
+        if one["model"] == "always":
+            is_watched = one["case"] == "True"
+            assert passes.get("gated MLP (forward)", 0) == (not is_watched)
+            assert passes["gated activation (forward)"] == 1 + is_watched
+        elif one["model"] != "twice":
+            assert passes == TAKEN[one["model"]]
         assert bool(norms) == (one["model"] == "convolutions")
-    assert {f"BatchNorm ({what})" for what in BATCH_NORM} == {*found[0]["launched"]} - {
-        *TAKEN["convolutions"]
-    }
+    first = next(one["launched"] for one in found if one["model"] == "convolutions")
+    assert {f"BatchNorm ({what})" for what in BATCH_NORM} == {*first} - {*TAKEN["convolutions"]}
 
 
 def launches(arch: Arch) -> dict[str, tuple[Launch, tuple[int, ...]]]:
@@ -91,7 +98,10 @@ def launches(arch: Arch) -> dict[str, tuple[Launch, tuple[int, ...]]]:
     bias = Bias(pixels=64 * 197, channels=3072, dtype="bf16", bias="fp32", activation="gelu")
     shape: dict[str, Any] = {"rows": 2048, "width": 14336, "dtype": "bf16", "activation": "silu"}
     gate, halves = Gate(**shape, g_row=14336, u_row=14336), Gate(**shape, g_row=28672, u_row=28672)
+    filters: dict[str, Any] = {"n": 14336, "k": 4096, "dtype": "bf16", "activation": "silu"}
+    products = {m: GateProducts(m=m, **filters) for m in (1, 64, 2048)}
     return {
+        **{f"{m} tokens": (one.forward(arch), one.forward_order) for m, one in products.items()},
         "weighed": (weigh.forward(arch), weigh.forward_order),
         "weighed backward": (weigh.backward(arch, True), weigh.backward_order(True)),
         "weighed backward without sums": (weigh.backward(arch, False), weigh.backward_order(False)),

@@ -23,7 +23,7 @@ from torch.nn import functional
 from tilewise.errors import ProblemError
 from tilewise.ops.conv.infer import settings
 from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
-from tilewise.torch_ops.gated import Gated
+from tilewise.torch_ops.gated import Gated, GatedLinear
 from tilewise.torch_ops.layers import THEIRS
 from tilewise.torch_ops.tails import FORWARD, Tail, is_container, last_layers
 from tilewise.torch_ops.weighed import Weighed
@@ -54,7 +54,7 @@ class _Alone(fx.Tracer):
         return True
 
 
-Link = Chain | Tail | Weighed | Gated
+Link = Chain | Tail | Weighed | Gated | GatedLinear
 """What is called in place of several nodes."""
 
 
@@ -299,8 +299,9 @@ def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) ->
     activation, in_place = _activation(owner, following)
     if following is None or not activation or not _may_wait([node], following, order):
         return None
-    if not in_place and _gated(following) is not None:
-        return None  # two products are two layers' own; what is between them is one pass
+    product = None if in_place else _gated(following)
+    if product is not None:
+        return _both_products(owner, node, following, product, order)
     chain = LinearChain(
         layer=type(_module(owner, node)),
         norm=type(None),
@@ -308,6 +309,27 @@ def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) ->
         in_place=(False, in_place),
     )
     return Found(nodes=(node, following), chain=chain, layer=str(node.target))
+
+
+def _both_products(
+    owner: nn.Module, node: fx.Node, following: fx.Node, product: fx.Node, order: dict[fx.Node, int]
+) -> Found | None:
+    """A linear layer, its activation, and the product with another layer's of the same input."""
+    (other,) = [one for one in product.args if one is not following]
+    assert isinstance(other, fx.Node)
+    kinds = [type(_module(owner, one)) for one in (node, other)]
+    if any(getattr(kind, THEIRS, kind) is not nn.Linear for kind in kinds):
+        return None
+    nodes = sorted((node, following, other, product), key=order.__getitem__)
+    is_alone = _only_user(other) is product and other.args == node.args
+    if not is_alone or not _may_wait(nodes, product, order):
+        return None
+    return Found(
+        nodes=tuple(nodes),
+        chain=GatedLinear(activation=_activation(owner, following)[0]),
+        layer=str(node.target),
+        norm=str(other.target),
+    )
 
 
 def _module(owner: nn.Module, node: fx.Node) -> nn.Module | None:

@@ -1,4 +1,8 @@
-"""An activated tensor times another, as gated MLPs have them: one pass forward and one backward."""
+"""An activated tensor times another, as gated MLPs have them: one pass forward and one backward.
+
+Both products and what is between them are one kernel where they are asked for `always`: it has not
+been measured against the vendor's two products yet.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,13 @@ from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.ops.launch import Launch
 from tilewise.torch_ops.calls import allocator, is_capturing
+from tilewise.torch_ops.convolutions import dense_strides
+from tilewise.torch_ops.fused import has_global_hooks, has_hooks
 from tilewise.torch_ops.launching import Launchers, why_no_kernels
-from tilewise.torch_ops.layers import is_worth, needs_gradient
-from tilewise.torch_ops.library import is_seen
-from tilewise.torch_ops.pass_launch import Gate
-from tilewise.torch_ops.products import ACTIVATE, NATIVE
+from tilewise.torch_ops.layers import ALWAYS, NAMES, is_worth, needs_gradient
+from tilewise.torch_ops.library import is_seen, is_watched
+from tilewise.torch_ops.pass_launch import Gate, GateProducts
+from tilewise.torch_ops.products import ACTIVATE, NATIVE, rounds_to_tf32
 from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, stored
 
@@ -59,7 +65,7 @@ class Gated:
             self._runs.clear()
         run = None
         if why_not_one_pass(g, u) is None:
-            passes = Pass(g, u, self.activation)
+            passes = GatePass(g, u, self.activation)
             run = passes.trained if needs_gradient(g, u) else passes.forward
         self._runs[key] = run
         return run
@@ -107,7 +113,82 @@ def _row(tensor: Tensor) -> int | None:
     return row if row >= width and is_aligned else None
 
 
-class Pass:
+class GatedLinear:
+    """Two layers' products, one activated, multiplied: in one kernel, or layer by layer."""
+
+    __name__ = "gated linear"
+
+    def __init__(self, *, activation: str) -> None:
+        self.activation, self._apart = activation, Gated(activation=activation)
+        self._launchers: dict[Any, Callable[..., Tensor] | None] = {}
+
+    def __call__(self, gate: Any, up: Any, x: Tensor) -> Tensor:
+        if gate.__dict__.get(ALWAYS) and up.__dict__.get(ALWAYS) and _are_plain(gate, up, x):
+            sizes = (x.shape, x.dtype, gate.weight.shape, x.device)
+            key = (*sizes, rounds_to_tf32(), CALLS.generation)
+            try:
+                run = self._launchers[key]
+            except KeyError:
+                run = self._decide(key, gate, x)
+            if run is not None:
+                return run(x, gate.weight, up.weight)
+        return self._apart(None, None, gate(x), up(x))
+
+    def _decide(self, key: Any, gate: Any, x: Tensor) -> Callable[..., Tensor] | None:
+        if is_capturing(x):  # nothing may be compiled now
+            return None
+        if len(self._launchers) >= MOST:
+            self._launchers.clear()
+        self._launchers[key] = (
+            None if why_no_kernels(x.device) else _one_kernel(gate, x, self.activation)
+        )
+        return self._launchers[key]
+
+
+def _are_plain(gate: Any, up: Any, x: Tensor) -> bool:
+    """Whether one kernel may read these as they are, and nobody wants to see each layer."""
+    one, two = gate.weight, up.weight
+    tensors = (x, one, two)
+    if not all(type(t) in PLAIN and t.is_contiguous() and not t.is_neg() for t in tensors):
+        return False
+    if not (x.dtype is one.dtype is two.dtype and x.dtype in NATIVE and x.numel() and one.numel()):
+        return False
+    if one.shape != two.shape or x.shape[-1] != one.shape[1] or x.device != one.device:
+        return False
+    if one.device != two.device or gate.bias is not None or up.bias is not None:
+        return False
+    if any(t.data_ptr() % ALIGNMENT for t in tensors) or is_watched() or needs_gradient(*tensors):
+        return False
+    return not (has_hooks(gate) or has_hooks(up) or has_global_hooks())
+
+
+def _one_kernel(gate: Any, x: Tensor, activation: str) -> Callable[..., Tensor]:
+    """Both products of a layer's size, by our kernel."""
+    n, k = gate.weight.shape
+    kind = NAMES[x.dtype]
+    products = GateProducts(
+        m=prod(x.shape[:-1]),
+        n=n,
+        k=k,
+        dtype="tf32" if kind == "fp32" and rounds_to_tf32() else kind,
+        activation=activation,
+    )
+    shape = (*x.shape[:-1], n)
+    allocate = allocator(shape, dense_strides(shape, "nchw"), x.dtype, x.device)
+    launchers = Launchers(x, "gated MLP")
+
+    def make(arch: Arch) -> tuple[Launch, tuple[int, ...]]:
+        return products.forward(arch), products.forward_order
+
+    def run(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        y = allocate()
+        launchers.get("forward", make)(y, x, gate, up)
+        return y
+
+    return run
+
+
+class GatePass:
     """Our kernels for tensors of one size, forward and backward."""
 
     def __init__(self, g: Tensor, u: Tensor, activation: str) -> None:
@@ -121,7 +202,7 @@ class Pass:
             g_row=rows[0],
             u_row=rows[1],
         )
-        self._result = torch.empty(g.shape, dtype=g.dtype, device="meta").stride()
+        self._result = dense_strides(g.shape, "nchw")
         self._allocate = allocator(g.shape, self._result, g.dtype, g.device)
         self._launchers = Launchers(g.detach(), "gated activation")
 
@@ -152,7 +233,7 @@ class _Gated(torch.autograd.Function):
     """A gated activation as one node, which keeps both factors and not what was activated."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, u: Tensor, passes: Pass) -> Tensor:
+    def forward(ctx: Any, g: Tensor, u: Tensor, passes: GatePass) -> Tensor:
         ctx.passes = passes
         ctx.save_for_backward(g, u)
         return passes.forward(g, u)

@@ -8,7 +8,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.ops.arguments import check_activation
 from tilewise.ops.launch import TRITON_TYPES, Launch, Scratch, Step
-from tilewise.torch_ops.tiling import COLUMNS, ROWS, Call, Tiles
+from tilewise.torch_ops.tiling import COLUMNS, ROWS, TileCall, Tiles
 
 MODULE = "tilewise.torch_ops.norm_triton"
 Z, Y, DY, DZ, STATS, SUMS, RESIDUAL, DRESIDUAL = range(8)
@@ -69,7 +69,7 @@ class Norm(Tiles):
         return tuple(tensor for tensor, is_there in tensors if is_there)
 
 
-class _Call(Call):
+class _NormCall(TileCall):
     """A kernel's arguments; big tensors begin at multiples of 16 bytes."""
 
     def tensor(self, name: str, kind: str, at: int | Scratch | None, by: int = 16) -> None:
@@ -82,14 +82,14 @@ def forward(norm: Norm, arch: Arch) -> Launch:
     steps, slices = [], norm.slices(arch)
     work: int | Scratch = SUMS if norm.has_sums else Scratch(offset=0)
     if not norm.has_sums:
-        call = _Call()
+        call = _NormCall()
         call.tensor("z", _kind(norm), Z)
         call.tensor("work", "fp32", work)
         _sizes(call, norm)
         call.numbers(tiles=norm.tiles, slices=slices)
         call.constants |= {"BR": ROWS, "BC": COLUMNS}
         steps.append(call.step(MODULE, "forward_sums", (norm.columns, slices, 1), arch))
-    call = _Call()
+    call = _NormCall()
     call.tensor("work", "fp32", work)
     call.tensor("stats", "fp32", STATS)
     for name, kind, tensor in (
@@ -116,7 +116,7 @@ def apply(norm: Norm, arch: Arch) -> Launch:
 
 
 def _apply_step(norm: Norm, arch: Arch) -> Step:
-    call = _Call()
+    call = _NormCall()
     call.tensor("z", _kind(norm), Z)
     call.tensor("stats", "fp32", STATS)
     call.tensor("residual", _kind(norm), RESIDUAL if norm.has_residual else None)
@@ -131,7 +131,7 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     slices, work = norm.slices(arch), Scratch(offset=0)
     factors = Scratch(offset=_work_bytes(norm, arch))
     y = Y if norm.reads_result else None
-    call = _Call()
+    call = _NormCall()
     for name, tensor in (("dy", DY), ("z", Z), ("y", y)):
         call.tensor(name, _kind(norm), tensor)
     call.tensor("stats", "fp32", STATS)
@@ -140,7 +140,7 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     call.numbers(tiles=norm.tiles, slices=slices)
     call.constants |= {"ACT": norm.activation, "BR": ROWS, "BC": COLUMNS}
     reduce = call.step(MODULE, "backward_sums", (norm.columns, slices, 1), arch)
-    call = _Call()
+    call = _NormCall()
     call.tensor("work", "fp32", work)
     call.tensor("stats", "fp32", STATS)
     call.tensor("factors", "fp32", factors)
@@ -150,7 +150,7 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     call.numbers("fp32", count=float(norm.pixels))
     call.constants |= {"FOLD": norm.fold, **FINISH}
     finish = call.step(MODULE, "finish_backward", _channel_grid(norm), arch)
-    call = _Call()
+    call = _NormCall()
     for name, tensor in (("dy", DY), ("z", Z), ("y", y)):
         call.tensor(name, _kind(norm), tensor)
     call.tensor("stats", "fp32", STATS)
@@ -170,7 +170,7 @@ def _kind(norm: Norm) -> str:
     return TRITON_TYPES[norm.dtype]
 
 
-def _sizes(call: _Call, norm: Norm) -> None:
+def _sizes(call: _NormCall, norm: Norm) -> None:
     call.numbers("i64", total=norm.pixels * norm.channels)
     call.numbers(channels=norm.channels, width=norm.width)
 

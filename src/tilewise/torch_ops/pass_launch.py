@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype as element
 from tilewise.ops.arguments import check_activation
 from tilewise.ops.launch import TRITON_TYPES, Launch, Scratch
-from tilewise.torch_ops.tiling import COLUMNS, ROWS, Call, Tiles
+from tilewise.torch_ops.tiling import COLUMNS, ROWS, TileCall, Tiles
 
 MODULE = "tilewise.torch_ops.pass_triton"
 Y, Z, VECTOR, FACTORS, RESIDUAL, DY, DZ, DVECTOR = range(8)
@@ -34,7 +35,7 @@ class Weigh(Tiles):
         return (Y, Z, VECTOR, RESIDUAL, *((FACTORS,) if self.has_factors else ()))
 
     def forward(self, arch: Arch) -> Launch:
-        call = Call()
+        call = TileCall()
         call.tensor("z", TRITON_TYPES[self.dtype], Z)
         call.tensor("weight", TRITON_TYPES[self.weight], VECTOR, by=1)
         self._give_factors(call)
@@ -48,7 +49,7 @@ class Weigh(Tiles):
 
     def backward(self, arch: Arch, wants_sums: bool) -> Launch:
         """The gradient of what was weighed, and the weight's where it is wanted."""
-        call = Call()
+        call = TileCall()
         call.tensor("dy", TRITON_TYPES[self.out], DY)
         call.tensor("z", TRITON_TYPES[self.dtype], Z if wants_sums else None)
         call.tensor("weight", TRITON_TYPES[self.weight], VECTOR, by=1)
@@ -56,7 +57,7 @@ class Weigh(Tiles):
         call.tensor("dz", TRITON_TYPES[self.dtype], DZ)
         return _backward(call, "weigh_backward", self, arch, self.weight if wants_sums else "")
 
-    def _give_factors(self, call: Call) -> None:
+    def _give_factors(self, call: TileCall) -> None:
         call.tensor("factors", TRITON_TYPES[self.out], FACTORS if self.has_factors else None, by=1)
 
 
@@ -76,7 +77,7 @@ class Bias(Tiles):
         check_activation(self.activation)
 
     def forward(self, arch: Arch) -> Launch:
-        call = Call()
+        call = TileCall()
         call.tensor("z", TRITON_TYPES[self.dtype], Z)
         call.tensor("bias", TRITON_TYPES[self.bias], VECTOR, by=1)
         call.tensor("y", TRITON_TYPES[self.dtype], Y)
@@ -85,7 +86,7 @@ class Bias(Tiles):
 
     def backward(self, arch: Arch) -> Launch:
         """The gradients of what was activated and of the bias."""
-        call = Call()
+        call = TileCall()
         call.tensor("dy", TRITON_TYPES[self.dtype], DY)
         call.tensor("z", TRITON_TYPES[self.dtype], Z)
         call.tensor("bias", TRITON_TYPES[self.bias], VECTOR, by=1)
@@ -94,13 +95,13 @@ class Bias(Tiles):
         return _backward(call, "bias_backward", self, arch, self.bias)
 
 
-def _forward(call: Call, function: str, tiles: Tiles, arch: Arch) -> Launch:
+def _forward(call: TileCall, function: str, tiles: Tiles, arch: Arch) -> Launch:
     _give_sizes(call, tiles)
     grid = (tiles.all_tiles * tiles.columns,)
     return Launch(steps=(call.step(MODULE, function, grid, arch, BR=ROWS, BC=COLUMNS),))
 
 
-def _backward(call: Call, function: str, tiles: Tiles, arch: Arch, sums: str) -> Launch:
+def _backward(call: TileCall, function: str, tiles: Tiles, arch: Arch, sums: str) -> Launch:
     """One pass, and the sums it leaves added up into a vector of type `sums`; empty for none."""
     slices = tiles.slices(arch)
     call.tensor("work", "fp32", Scratch(offset=0) if sums else None)
@@ -110,7 +111,7 @@ def _backward(call: Call, function: str, tiles: Tiles, arch: Arch, sums: str) ->
     one = call.step(MODULE, function, grid, arch, BR=ROWS, BC=COLUMNS)
     if not sums:
         return Launch(steps=(one,))
-    call = Call()
+    call = TileCall()
     call.tensor("work", "fp32", Scratch(offset=0))
     call.tensor("out", TRITON_TYPES[sums], DVECTOR, by=1)
     call.numbers(channels=tiles.channels, rows=slices * tiles.fold)
@@ -118,7 +119,7 @@ def _backward(call: Call, function: str, tiles: Tiles, arch: Arch, sums: str) ->
     return Launch(steps=(one, two), workspace_bytes=4 * slices * tiles.width)
 
 
-def _give_sizes(call: Call, tiles: Tiles) -> None:
+def _give_sizes(call: TileCall, tiles: Tiles) -> None:
     call.numbers("i64", part=tiles.pixels * tiles.channels)
     call.numbers(channels=tiles.channels, width=tiles.width, tiles=tiles.tiles)
 
@@ -148,7 +149,7 @@ class Gate:
         return self._launch("gate_backward", {"dy": DY, "g": G, "u": U, "dg": DG, "du": DU}, arch)
 
     def _launch(self, function: str, tensors: dict[str, int], arch: Arch) -> Launch:
-        call, total = Call(), self.rows * self.width
+        call, total = TileCall(), self.rows * self.width
         # Packed ones are one long row, cut into rows as long as a tile.
         is_packed = self.g_row == self.u_row == self.width
         width = GATE_COLUMNS if is_packed else self.width
@@ -162,3 +163,49 @@ class Gate:
         grid = (-(-total // (width * GATE_ROWS)), -(-width // GATE_COLUMNS))
         step = call.step(MODULE, function, grid, arch, BR=GATE_ROWS, BC=GATE_COLUMNS)
         return Launch(steps=(step,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateProducts:
+    """ACT(x gate^T) * (x up^T) in one kernel: x is [m, k], both filters [n, k], all packed."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    activation: str
+
+    forward_order = (Y, Z, G, U)
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+    @property
+    def tile(self) -> tuple[int, int, int, int]:
+        """Sides of a tile, a step of the reduction, and warps.
+
+        Few rows wait for memory, and want many short rows of the filters in flight; with many, two
+        accumulators of 128 x 128 are what registers hold.
+        """
+        step = 128 // element(self.dtype).bytes
+        if self.m <= 16:
+            return 16, 32, 4 * step, 4
+        return (64, 64, 2 * step, 4) if self.m <= 64 else (128, 128, step, 8)
+
+    def forward(self, arch: Arch) -> Launch:
+        rows, columns, step, warps = self.tile
+        stage = (rows + 2 * columns) * step * element(self.dtype).bytes
+        stages = max(1, min(4, arch.smem_per_block_bytes // stage - 1))
+        call, aligned = TileCall(), 16 if self.k % 8 == 0 else 1
+        for name, at in (("x", Z), ("gate", G), ("up", U), ("y", Y)):
+            call.tensor(name, TRITON_TYPES[self.dtype], at, aligned)
+        call.numbers(M=self.m, N=self.n, K=self.k)
+        tiles = -(-self.m // rows), -(-self.n // columns)
+        call.numbers(tiles_m=tiles[0], tiles_n=tiles[1])
+        call.constants |= {"ACT": self.activation, "BM": rows, "BN": columns, "BK": step}
+        call.constants |= {"GROUP_M": 8, "EVEN_K": self.k % step == 0}
+        call.constants["PRECISION"] = "tf32" if self.dtype == "tf32" else "ieee"
+        grid = (tiles[0] * tiles[1],)
+        kernel = "gate_products"
+        one = call.step(MODULE, kernel, grid, arch, warps=warps, stages=stages)
+        return Launch(steps=(one,))

@@ -10,7 +10,7 @@ leaves a row of `width` sums for each of its `slices` in `work`.
 import triton
 import triton.language as tl
 
-from tilewise.ops.triton_pieces import activate
+from tilewise.ops.triton_pieces import activate, place
 from tilewise.torch_ops.norm_triton import slope, tile_at
 
 
@@ -138,3 +138,40 @@ def gate_backward(
     other = tl.load(u + row * u_row + column, mask=is_there, other=0.0).to(tl.float32)
     tl.store(dg + at, (gradient * other * slope(gate, ACT)).to(dg.dtype.element_ty), mask=is_there)
     tl.store(du + at, (gradient * activate(gate, ACT)).to(du.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def gate_products(
+    x, gate, up, y, M, N, K, tiles_m, tiles_n,
+    ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y = ACT(x gateᵀ) * (x upᵀ), all packed row by row: one tile of both products at a time.
+
+    Rows past the end are clamped, and what is read too much is never stored.
+    """
+    _, row, col = place(tl.program_id(0), tiles_m, tiles_n, GROUP_M)
+    m = row * BM + tl.arange(0, BM)
+    n = col * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x_at = x + (tl.minimum(m, M - 1).to(tl.int64) * K)[:, None] + k[None, :]
+    inside = (tl.minimum(n, N - 1).to(tl.int64) * K)[None, :] + k[:, None]
+    gated = tl.zeros((BM, BN), tl.float32)
+    other = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, tl.cdiv(K, BK)):
+        if EVEN_K:
+            a = tl.load(x_at)
+            one = tl.load(gate + inside)
+            two = tl.load(up + inside)
+        else:
+            left = K - step * BK
+            a = tl.load(x_at, mask=(k < left)[None, :], other=0.0)
+            one = tl.load(gate + inside, mask=(k < left)[:, None], other=0.0)
+            two = tl.load(up + inside, mask=(k < left)[:, None], other=0.0)
+        gated = tl.dot(a, one, gated, input_precision=PRECISION)
+        other = tl.dot(a, two, other, input_precision=PRECISION)
+        x_at += BK
+        inside += BK
+    value = activate(gated, ACT) * other
+    at = (m.to(tl.int64) * N)[:, None] + n[None, :]
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])

@@ -56,7 +56,7 @@ class Tiles:
         return max(1, min(self.all_tiles, wanted, MOST_SLICES))
 
 
-class Call(Collected):
+class TileCall(Collected):
     """A kernel's arguments."""
 
     def tensor(self, name: str, kind: str, at: int | Scratch | None, by: int = 16) -> None:
@@ -73,7 +73,15 @@ class Call(Collected):
             self.give(name, kind, value, by)
 
     def step(
-        self, module: str, function: str, grid: tuple[int, ...], arch: Arch, **constants: Any
+        self,
+        module: str,
+        function: str,
+        grid: tuple[int, ...],
+        arch: Arch,
+        *,
+        warps: int = WARPS,
+        stages: int = 2,
+        **constants: Any,
     ) -> Step:
         """A launch of `function` with what has been given and these constants."""
         source = Source(
@@ -82,8 +90,8 @@ class Call(Collected):
             signature=self.signature,
             constants=self.constants | constants,
             divisible=self.divisible,
-            options={"num_warps": WARPS, "num_stages": 2},
+            options={"num_warps": warps, "num_stages": stages},
         )
         x, y, *_ = (*grid, 1)
-        threads = WARPS * arch.warp_size
+        threads = warps * arch.warp_size
         return Step(source=source, grid=(x, y, 1), threads=threads, arguments=tuple(self.values))

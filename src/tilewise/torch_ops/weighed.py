@@ -40,7 +40,7 @@ class Weighed:
 
     def __init__(self, *, in_place: bool) -> None:
         self._in_place = in_place
-        self._passes: dict[Any, Pass | None] = {}
+        self._passes: dict[Any, WeighPass | None] = {}
 
     def __call__(self, weight: Tensor, drop: Any, z: Tensor, residual: Tensor) -> Tensor:
         wants = needs_gradient(weight, z, residual)
@@ -59,7 +59,7 @@ class Weighed:
         result: Tensor = _Weighed.apply(weight, z, residual, factors, passes)  # type: ignore[no-untyped-call]
         return result
 
-    def _decide(self, key: Any, weight: Tensor, z: Tensor, residual: Tensor) -> Pass | None:
+    def _decide(self, key: Any, weight: Tensor, z: Tensor, residual: Tensor) -> WeighPass | None:
         *_, wants, is_kept, _ = key
         if is_capturing(z):  # nothing may be compiled now
             return None
@@ -71,7 +71,7 @@ class Weighed:
         saved = passes * residual.numel() * residual.element_size()
         found = None
         if is_worth(saved, z.device, with_gradients=wants):
-            found = Pass(weight, z, residual, has_factors=not is_kept)
+            found = WeighPass(weight, z, residual, has_factors=not is_kept)
         self._passes[key] = found
         return found
 
@@ -82,7 +82,7 @@ class Weighed:
         return result.add_(residual) if self._in_place else result + residual
 
 
-class Pass:
+class WeighPass:
     """Our kernels for tensors of one size, forward and backward."""
 
     def __init__(self, weight: Tensor, z: Tensor, residual: Tensor, *, has_factors: bool) -> None:
@@ -133,7 +133,12 @@ class _Weighed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, z: Tensor, residual: Tensor, factors: Tensor | None, passes: Pass
+        ctx: Any,
+        weight: Tensor,
+        z: Tensor,
+        residual: Tensor,
+        factors: Tensor | None,
+        passes: WeighPass,
     ) -> Tensor:
         ctx.passes = passes
         ctx.save_for_backward(weight, z if ctx.needs_input_grad[0] else None, factors)
