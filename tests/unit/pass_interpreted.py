@@ -22,7 +22,10 @@ from tilewise.torch_ops.products import ACTIVATE
 
 ARCH = load_arch("sm_90").with_figures(compute_units=2)
 WEIGHED: dict[str, dict[str, Any]] = {
-    "one sample": {"samples": 1, "pixels": 70, "channels": 128, "dtype": "fp32", "out": "fp32"},
+    "more tiles than slices": {
+        **{"samples": 5, "pixels": 70, "channels": 128, "dtype": "fp32", "out": "fp32"},
+        **{"has_factors": True},
+    },
     "a layer of ConvNeXt in training": {
         **{"samples": 3, "pixels": 49, "channels": 96, "dtype": "bf16", "out": "fp32"},
         **{"has_factors": True},

@@ -50,7 +50,7 @@ def test_kernels_are_right() -> None:
         ("total += gradient *", "total = gradient *"),
         ("total += gradient\n", "total += 1.0\n"),
         ("gradient * other * slope(gate, ACT)", "gradient * slope(gate, ACT)"),
-        ("column < width) & (row * width + column < total", "column < width"),
+        ("row * width + column < total", "row * width + column < total - 1"),
         ("(row < rows)[:, None]", "(row < BR)[:, None]"),
         ("activate(gated, ACT) * other", "activate(other, ACT) * gated"),
     ],
