@@ -18,7 +18,7 @@ from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.bound import BoundLaunch
 from tilewise.engines.gpu.build import compile_step
 from tilewise.engines.gpu.objects import over_limit
-from tilewise.torch_ops import norm_launch, tiling
+from tilewise.torch_ops import channel_tiles, norm_launch
 from tilewise.torch_ops.norm_launch import Norm
 
 FULL: dict[str, Any] = {"parameters": "fp32", "running": "fp32", "is_tracked": True}
@@ -82,10 +82,10 @@ def test_kernels_compile(name: str, case: str) -> None:
 def test_a_reduction_fills_the_device_and_no_more() -> None:
     arch = load_arch("sm_90")
     large, small = NORMS["bf16, residual, relu"], NORMS["fp32, odd channels, gelu"]
-    blocks = large.slices(arch) * large.width // tiling.COLUMNS
-    assert blocks >= tiling.BLOCKS * arch.compute_units
+    blocks = large.slices(arch) * large.width // channel_tiles.COLUMNS
+    assert blocks >= channel_tiles.BLOCKS * arch.compute_units
     assert small.slices(arch) == small.tiles
-    assert small.width % tiling.COLUMNS == 0
+    assert small.width % channel_tiles.COLUMNS == 0
 
 
 @pytest.mark.slow

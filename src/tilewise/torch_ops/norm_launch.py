@@ -8,7 +8,7 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.ops.arguments import check_activation
 from tilewise.ops.launch import TRITON_TYPES, Launch, Scratch, Step
-from tilewise.torch_ops.tiling import COLUMNS, ROWS, TileCall, Tiles
+from tilewise.torch_ops.channel_tiles import COLUMNS, ROWS, TileCall, Tiles
 
 MODULE = "tilewise.torch_ops.norm_triton"
 Z, Y, DY, DZ, STATS, SUMS, RESIDUAL, DRESIDUAL = range(8)

@@ -8,7 +8,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.ops.arguments import check_activation
 from tilewise.ops.launch import TRITON_TYPES, Launch, Scratch
-from tilewise.torch_ops.tiling import COLUMNS, ROWS, TileCall, Tiles
+from tilewise.torch_ops.channel_tiles import COLUMNS, ROWS, TileCall, Tiles
 
 MODULE = "tilewise.torch_ops.pass_triton"
 Y, Z, VECTOR, FACTORS, RESIDUAL, DY, DZ, DVECTOR = range(8)
