@@ -40,7 +40,10 @@ def cases(tiny: bool) -> list[Case]:
     size = 32 if tiny else 224
     vision = [Case(name=n, build=_vision(n, tiny), sample=(3, size, size)) for n in VISION]
     hidden = 64 if tiny else 4096
-    llamas = {"llama_decode": (1, (1, 16, 64)), "llama_prefill": (8 if tiny else 2048, (1,))}
+    llamas: dict[str, tuple[int, tuple[int, ...], tuple[str, ...]]] = {
+        "llama_decode": (1, (1, 16, 64), ("inference",)),
+        "llama_prefill": (8 if tiny else 2048, (1,), TASKS),
+    }
     return [
         *vision,
         Case(
@@ -61,10 +64,10 @@ def cases(tiny: bool) -> list[Case]:
                 name=name,
                 build=lambda: llama(hidden=hidden, inner=hidden * 7 // 2, heads=hidden // 128 or 1),
                 sample=(tokens, hidden),
-                tasks=("inference",),
+                tasks=tasks,
                 batches=batches,
             )
-            for name, (tokens, batches) in llamas.items()
+            for name, (tokens, batches, tasks) in llamas.items()
         ),
     ]
 
@@ -184,6 +187,16 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
+@torch.fx.wrap
+def stochastic_depth(x: Tensor, rate: float, mode: str, training: bool = True) -> Tensor:
+    """As torchvision has it: factors of whole samples, with kept ones weighing more."""
+    if not training:
+        return x
+    sides = (len(x), *[1] * (x.dim() - 1))
+    kept = torch.empty(sides, device=x.device, dtype=x.dtype).bernoulli_(1 - rate)
+    return x * kept.div_(1 - rate)
+
+
 class Kept(nn.Module):
     """Some branches are left out in training, whole samples at once; all are kept otherwise."""
 
@@ -192,10 +205,7 @@ class Kept(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        sides = (len(x), *[1] * (x.dim() - 1))
-        return x * torch.empty(sides, device=x.device, dtype=x.dtype).bernoulli_(1 - self.rate)
+        return stochastic_depth(x, self.rate, "row", self.training)
 
 
 class Swapped(nn.Module):

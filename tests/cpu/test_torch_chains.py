@@ -71,6 +71,18 @@ def test_chains_are_found() -> None:
     assert isinstance(model[3], Basic)
 
 
+@torch.fx.wrap
+def stochastic_depth(x: Tensor, p: float, mode: str, training: bool = True) -> Tensor:
+    return x * torch.empty(len(x), 1, 1, 1).bernoulli_(1 - p) if training else x
+
+
+class Depth(nn.Module):
+    """Drops samples as torchvision does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return stochastic_depth(x, 0.5, "row", self.training)
+
+
 class Written(nn.Module):
     """A block whose forward pass is given."""
 
@@ -78,6 +90,8 @@ class Written(nn.Module):
         super().__init__()
         self.conv = convolution or nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.bn, self.relu, self._forward = norm(4), nn.ReLU(), forward
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.silu, self.gelu, self.depth = nn.SiLU(), nn.GELU(), Depth()
         self.weights = nn.Parameter(torch.linspace(-1, 2, 4).reshape(4, 1, 1))
 
     def forward(self, x: Tensor) -> Any:
@@ -105,6 +119,18 @@ def other_way(self: Any, x: Tensor) -> Any:
     return self.relu(y), y
 
 
+def activated_twice(self: Any, x: Tensor) -> Any:
+    y = self.silu(self.one(x))
+    return y * x + y
+
+
+def overwritten_between(self: Any, x: Tensor) -> Any:
+    y = x + 1
+    z = self.silu(y)
+    y.mul_(3)
+    return z * y
+
+
 def branching(self: Any, x: Tensor) -> Any:
     return self.relu(self.bn(self.conv(x))) if x.sum() > 0 else x
 
@@ -122,6 +148,18 @@ def branching(self: Any, x: Tensor) -> Any:
         (lambda self, x: self.weights * self.bn(self.conv(x)) + x, ["none", "none"]),
         (lambda self, x: self.weights * self.weights + x, []),
         (lambda self, x: x.mean() * self.conv(x) + x, []),
+        (lambda self, x: self.silu(self.one(x)) * self.two(x), ["silu"]),
+        (lambda self, x: self.two(x) * self.gelu(self.one(x)), ["gelu"]),
+        (lambda self, x: functional.silu(x) * x, ["silu"]),
+        (lambda self, x: functional.silu(self.one(x)) * x.mean(), ["silu"]),
+        (lambda self, x: functional.silu(self.one(x)) * 2, ["silu"]),
+        (lambda self, x: functional.silu(self.one(x)) * self.weights + x, ["silu", "none"]),
+        (lambda self, x: functional.silu(self.one(x) + 0, inplace=True) * x, []),
+        (lambda self, x: functional.gelu(self.one(x), approximate="tanh") * x, []),
+        (lambda self, x: self.relu(x) * self.relu(x), ["relu"]),
+        (lambda self, x: self.silu(self.bn(self.conv(x))) * x, ["silu"]),
+        (activated_twice, ["silu"]),
+        (overwritten_between, []),
         (twice, ["none"]),
         (overwritten, []),
         (other_way, ["none"]),
@@ -136,6 +174,69 @@ def test_what_is_a_chain(forward: Any, found: list[str]) -> None:
         x = torch.randn(2, 4, 6, 6)
         expected = block(x.clone())
         close(tw.patch(block, fuse=True, always=True)(x.clone()), expected)
+
+
+def dropped(self: Any, x: Tensor) -> Any:
+    result = self.depth(self.weights * self.conv(x))
+    result += x
+    return result
+
+
+def drawn_between(self: Any, x: Tensor) -> Any:
+    result = self.depth(self.weights * self.conv(x))
+    return result + self.depth(x)
+
+
+def other_input(self: Any, x: Tensor) -> Any:
+    return self.silu(self.one(x)) * self.two(x + 1)
+
+
+def used_again(self: Any, x: Tensor) -> Any:
+    y = self.two(x)
+    return self.silu(self.one(x)) * y + y
+
+
+@pytest.mark.parametrize(
+    ("forward", "kind"),
+    [
+        (lambda self, x: self.silu(self.one(x)) * self.two(x), "GatedLinear"),
+        (lambda self, x: self.two(x) * self.silu(self.one(x)), "GatedLinear"),
+        (other_input, "Gated"),
+        (used_again, "Gated"),
+    ],
+)
+def test_both_products_of_a_gated_mlp_are_found(forward: Any, kind: str) -> None:
+    plain, x = Written(forward), torch.randn(2, 4, 6, 6)
+    assert chains(plain) == [(kind, "silu")]
+    patched = tw.patch(copy.deepcopy(plain), fuse=True)
+    for one, other in zip(steps(patched, 1, x), steps(plain, 1, x), strict=False):
+        close(one, other)
+    assert type(tw.unpatch(patched)) is Written
+
+
+@pytest.mark.parametrize(
+    ("forward", "training", "inference"),
+    [(dropped, ["Weighed"], ["Weighed"]), (drawn_between, [], ["Weighed"])],
+)
+def test_dropped_branches_are_found(
+    forward: Any, training: list[str], inference: list[str]
+) -> None:
+    """Where nothing else may draw random numbers in between; hooks see what is dropped."""
+    plain, x = Written(forward), torch.randn(4, 4, 6, 6)
+    assert [kind for kind, _ in chains(plain)] == training
+    patched, results = tw.patch(copy.deepcopy(plain), fuse=True), []
+    for model in (plain, patched):
+        torch.manual_seed(3)
+        results.append(model(x))
+        results[-1].square().sum().backward()
+    close(results[1], results[0])
+    for ours, theirs in zip(patched.parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            close(ours.grad, theirs.grad)
+    assert [kind for kind, _ in chains(plain.eval())] == inference
+    plain.train().depth.register_forward_hook(lambda *_: None)
+    assert chains(plain) == []
 
 
 def test_other_peoples_layers_stay() -> None:

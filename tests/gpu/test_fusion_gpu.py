@@ -22,7 +22,7 @@ import tilewise as tw  # noqa: E402
 from tilewise.dispatch import _dispatcher, default_dispatcher  # noqa: E402
 from tilewise.dispatch.remembered import CALLS  # noqa: E402
 from tilewise.engines.device import detect  # noqa: E402
-from tilewise.torch_ops import convolutions  # noqa: E402
+from tilewise.torch_ops import convolutions, gated  # noqa: E402
 from tilewise.torch_ops.norms import PlainNorm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -279,3 +279,96 @@ def test_chains_are_kept_apart_from_each_other() -> None:
         first, second = one(images()), two(images())
         assert not torch.allclose(first, second)
         assert near(one(images()), first)
+
+
+@torch.fx.wrap
+def stochastic_depth(x: Any, p: float, mode: str, training: bool = True) -> Any:
+    if not training:
+        return x
+    kept = torch.empty(len(x), 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    return x * kept.div_(1 - p)
+
+
+class Depth(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return stochastic_depth(x, 0.3, "row", self.training)
+
+
+class ConvNext(nn.Module):
+    """As torchvision has it, wide enough for passes to be worth their calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(96, 96, 7, padding=3, groups=96), nn.Conv2d(96, 96, 1))
+        self.layer_scale = nn.Parameter(torch.linspace(-1, 2, 96).reshape(-1, 1, 1))
+        self.stochastic_depth = Depth()
+
+    def forward(self, x: Any) -> Any:
+        result = self.layer_scale * self.block(x)
+        result = self.stochastic_depth(result)
+        result += x
+        return result
+
+
+class Gate(nn.Module):
+    """A gated MLP, then a plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(512, 2048, bias=False) for _ in range(2))
+        self.down, self.act = nn.Linear(2048, 512, bias=False), nn.SiLU()
+        self.plain = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
+
+    def forward(self, x: Any) -> Any:
+        return self.plain(x + self.down(self.act(self.gate(x)) * self.up(x)))
+
+
+PASSES: dict[str, tuple[Any, tuple[int, ...], set[str]]] = {
+    "ConvNeXt": (ConvNext, (32, 96, 56, 56), {"_WeighedBackward"}),
+    "MLP": (Gate, (8, 1024, 512), {"_GatedBackward", "_ActivatedBackward"}),
+}
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("name", list(PASSES))
+def test_passes_between_layers(name: str, cast: bool) -> None:
+    """One node of autograd for each, the same results, and no more memory than PyTorch's."""
+    kind, shape, wanted = PASSES[name]
+    torch.manual_seed(0)
+    plain = kind().cuda()
+    patched = tw.patch(copy.deepcopy(plain), fuse=True)
+    x = torch.randn(shape, device="cuda")
+    x = x.to(memory_format=LAST) if x.dim() == 4 else x
+    found, peaks = [], []
+    for model in (plain, patched):
+        for _ in range(2):  # the first one builds
+            torch.manual_seed(1)
+            model.zero_grad()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", BF16, enabled=cast):
+                result = model(x)
+            kinds = set(nodes(result))
+            result.float().square().mean().backward()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+        found.append([result.detach(), *(p.grad for p in model.parameters())])
+    assert wanted <= kinds
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert ours.dtype == theirs.dtype
+        assert near(ours, theirs, 3e-2 if cast else 5e-3)
+    assert peaks[3] <= 1.05 * peaks[1]
+
+
+@pytest.mark.parametrize("tokens", [1, 50, 2048])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16])
+def test_a_gated_mlp_in_one_kernel(
+    tokens: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    plain = Gate().cuda().to(dtype).eval()
+    patched = tw.patch(copy.deepcopy(plain), fuse=True, always=True)
+    monkeypatch.setattr(gated.Gated, "__call__", unfused)
+    x = torch.randn(1, tokens, 512, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        assert near(patched(x), plain(x), 5e-3 if dtype is torch.float32 else 2e-2)

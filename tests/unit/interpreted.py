@@ -5,8 +5,12 @@ Import it with TRITON_INTERPRET=1 in the environment, before anything imports Tr
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,3 +84,16 @@ def poisoned(shape: Sequence[int], axes: Sequence[int], kind: str) -> tuple[Any,
     memory = torch.full((size + 2 * 64,), float("nan"), dtype=TYPES[kind])
     inside = memory[64 : 64 + size].view(stored)
     return inside.permute([list(axes).index(axis) for axis in range(len(shape))]), memory
+
+
+def replace_text(module: str, old: str, new: str) -> None:
+    """Reads the kernels of a module with a piece of their text replaced."""
+    text = Path(str(import_module(module).__file__)).read_text()
+    assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
+    folder = Path(tempfile.mkdtemp())
+    (folder / "other.py").write_text(text.replace(old, new))
+    spec = spec_from_file_location(module, folder / "other.py")
+    assert spec and spec.loader
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    sys.modules[module] = made

@@ -6,16 +6,13 @@ with a piece of their text replaced.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from interpreted import TYPES, poisoned, run
+from interpreted import TYPES, poisoned, replace_text, run
 from torch.nn import functional
 
 from tilewise.core.arch import load_arch
@@ -165,22 +162,8 @@ def results() -> Iterator[dict[str, Any]]:
             }
 
 
-def replace_text(old: str, new: str) -> None:
-    """Reads the kernels with a piece of their text replaced."""
-    module = importlib.import_module(norm_launch.MODULE)
-    text = Path(str(module.__file__)).read_text()
-    assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
-    folder = Path(tempfile.mkdtemp())
-    (folder / "other.py").write_text(text.replace(old, new))
-    spec = importlib.util.spec_from_file_location(norm_launch.MODULE, folder / "other.py")
-    assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    sys.modules[norm_launch.MODULE] = made
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        replace_text(*sys.argv[1:])
+        replace_text(norm_launch.MODULE, *sys.argv[1:])
     for line in results():
         print(json.dumps(line))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +12,21 @@ pytest.importorskip("torch")
 
 import torch
 from driver_stub import Stub, install, number
+from passes import interpreted, wrong
 
 from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.bound import BoundLaunch
 from tilewise.engines.gpu.build import compile_step
 from tilewise.engines.gpu.objects import over_limit
-from tilewise.torch_ops import norm_launch
+from tilewise.torch_ops import channel_tiles, norm_launch
 from tilewise.torch_ops.norm_launch import Norm
 
-HERE = Path(__file__).parent
 FULL: dict[str, Any] = {"parameters": "fp32", "running": "fp32", "is_tracked": True}
-
-
-def interpreted(*replaced: str, script: str = "norm_interpreted.py") -> list[dict[str, Any]]:
-    """What the interpreter finds, a line for each result of each case."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / script), *replaced],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def wrong(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in found if not (one["error"] <= one["allowed"] and one["is_inside"])]
 
 
 @pytest.mark.slow
 def test_kernels_are_right() -> None:
-    found = interpreted()
+    found = interpreted("norm_interpreted.py")
     assert len(found) > 40
     assert not wrong(found)
 
@@ -63,16 +42,7 @@ def test_kernels_are_right() -> None:
     ],
 )
 def test_a_sabotaged_kernel_fails(old: str, new: str) -> None:
-    assert wrong(interpreted(old, new))
-
-
-@pytest.mark.slow
-def test_fused_models_are_right_by_these_kernels() -> None:
-    found = interpreted(script="chain_interpreted.py")
-    assert len(found) > 40
-    assert [one for one in found if one["error"] > 2e-5] == []
-    backward = {"BatchNorm (backward)", "BatchNorm (backward with residual)"}
-    assert set(found[0]["launched"]) == {"BatchNorm (forward)", "BatchNorm (apply)", *backward}
+    assert wrong(interpreted("norm_interpreted.py", old, new))
 
 
 NORMS = {
@@ -112,10 +82,10 @@ def test_kernels_compile(name: str, case: str) -> None:
 def test_a_reduction_fills_the_device_and_no_more() -> None:
     arch = load_arch("sm_90")
     large, small = NORMS["bf16, residual, relu"], NORMS["fp32, odd channels, gelu"]
-    blocks = large.slices(arch) * large.width // norm_launch.COLUMNS
-    assert blocks >= norm_launch.BLOCKS * arch.compute_units
+    blocks = large.slices(arch) * large.width // channel_tiles.COLUMNS
+    assert blocks >= channel_tiles.BLOCKS * arch.compute_units
     assert small.slices(arch) == small.tiles
-    assert small.width % norm_launch.COLUMNS == 0
+    assert small.width % channel_tiles.COLUMNS == 0
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional
 from tilewise.errors import ProblemError
 from tilewise.ops.conv.infer import settings
 from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
+from tilewise.torch_ops.gated import Gated, GatedLinear
 from tilewise.torch_ops.layers import THEIRS
 from tilewise.torch_ops.tails import FORWARD, Tail, is_container, last_layers
 from tilewise.torch_ops.weighed import Weighed
@@ -52,7 +54,7 @@ class _Alone(fx.Tracer):
         return True
 
 
-Link = Chain | Tail | Weighed
+Link = Chain | Tail | Weighed | Gated | GatedLinear
 """What is called in place of several nodes."""
 
 
@@ -62,10 +64,11 @@ class Found:
 
     nodes: tuple[fx.Node, ...]
     chain: Link
-    layer: str
-    """The child, or the parameter, that a call is given first."""
+    layer: str = ""
+    """The child, or the parameter, that a call is given first; empty for none."""
     norm: str = ""
     addition: fx.Node | None = None
+    """The last but for an activation: the addition, or product, with something else."""
 
     @property
     def x(self) -> Any:
@@ -87,6 +90,8 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
     order = {node: at for at, node in enumerate(graph.nodes)}
     taken: set[fx.Node] = set()
     for node in graph.nodes:
+        if node in taken:
+            continue
         layer = _module(owner, node)
         kind = getattr(type(layer), THEIRS, type(layer))
         found = None
@@ -96,8 +101,10 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
             found = _after_linear(owner, node, order)
         elif is_container(layer):
             found = _after_container(owner, node, order, taken)
-        elif node.op == "call_function" and node.target in (operator.mul, torch.mul):
+        elif _is_product(node):
             found = _after_weights(owner, node, order, taken)
+        else:
+            found = _after_gate(owner, node, order)
         if found is not None:
             taken.update(found.nodes)
             yield found
@@ -139,15 +146,49 @@ def _after_weights(
     weights = [one for one in given if isinstance(_parameter(owner, one), nn.Parameter)]
     if node.kwargs or len(given) != 2 or len(weights) != 1:
         return None
-    nodes = _up_to_addition(owner, node, taken)
+    drops = [user for user in (_only_user(node),) if user is not None and _drops(owner, user)]
+    nodes = _up_to_addition(owner, drops[-1] if drops else node, taken)
+    nodes = [node, *nodes] if drops and nodes else nodes
     if not nodes or not _may_wait(nodes[:-1], nodes[-1], order):
+        return None
+    if drops and not _is_next(drops[0], nodes[-1], order):
         return None
     return Found(
         nodes=tuple(nodes),
         chain=Weighed(in_place=nodes[-1].target is operator.iadd),
         layer=str(weights[0].target),
+        norm=str(drops[0].target) if drops else "",
         addition=nodes[-1],
     )
+
+
+def _is_next(node: fx.Node, last: fx.Node, order: dict[fx.Node, int]) -> bool:
+    """Whether nothing may draw random numbers between two nodes, which would change places."""
+    between = [one for one, at in order.items() if order[node] < at < order[last]]
+    return all(one.op == "get_attr" for one in between)
+
+
+def _is_product(node: fx.Node | None) -> bool:
+    return node is not None and node.target in (operator.mul, torch.mul)
+
+
+def _gated(node: fx.Node | None) -> fx.Node | None:
+    """The product of what a node gives, and nobody else gets, with something else."""
+    user = _only_user(node) if node is not None else None
+    if user is None or not _is_product(user) or user.kwargs or len(user.args) != 2:
+        return None
+    others = [one for one in user.args if one is not node]
+    is_result = [isinstance(one, fx.Node) and one.op != "get_attr" for one in others]
+    return user if is_result == [True] else None
+
+
+def _after_gate(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) -> Found | None:
+    """An activation, and the product of what it gives with something else."""
+    activation, in_place = _activation(owner, node)
+    product = _gated(node) if activation and not in_place else None
+    if product is None or not _may_wait([node], product, order):
+        return None
+    return Found(nodes=(node, product), chain=Gated(activation=activation), addition=product)
 
 
 def _parameter(owner: nn.Module, node: fx.Node) -> Any:
@@ -170,24 +211,39 @@ def _up_to_addition(owner: nn.Module, node: fx.Node, taken: set[fx.Node]) -> lis
 def _changes_nothing(owner: nn.Module, node: fx.Node) -> bool:
     """Whether a child gives what it is given, as dropped branches do when nothing is trained."""
     module = _module(owner, node)
-    if module is None or "." in str(node.target) or has_hooks(module):
-        return False
-    if type(module) in _MODULES or module._modules or _looks_at_inputs(type(module).forward):
-        return False
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        return not module.training
+        return not module.training and not has_hooks(module) and "." not in str(node.target)
+    between = _steps(owner, node)
+    return between is not None and all(_drops_branches(one) is False for one in between)
+
+
+def _drops(owner: nn.Module, node: fx.Node) -> bool:
+    """Whether a child drops branches of whole samples now, and does nothing else."""
+    between = _steps(owner, node)
+    return between is not None and [_drops_branches(one) for one in between] == [True]
+
+
+def _steps(owner: nn.Module, node: fx.Node) -> list[fx.Node] | None:
+    """What a child without children and hooks does, one after the other; None where unknown."""
+    module = _module(owner, node)
+    if module is None or "." in str(node.target) or has_hooks(module):
+        return None
+    if type(module) in _MODULES or module._modules or _looks_at_inputs(type(module).forward):
+        return None
     try:
         first, *between, last = _Alone("forward").trace(module).nodes
     except Exception:  # whatever a forward pass does with tensors that are none
-        return False
-    is_kept = all(map(_keeps_branches, between))
-    return is_kept and last.args[0] is (between[-1] if between else first)
+        return None
+    is_line = all(one.args[:1] == (two,) for two, one in pairwise((first, *between, last)))
+    return between if is_line else None
 
 
-def _keeps_branches(node: fx.Node) -> bool:
-    """Whether a node is torchvision's stochastic depth where it drops nothing."""
+def _drops_branches(node: fx.Node) -> bool | None:
+    """Whether a node, torchvision's stochastic depth, drops samples; None for other nodes."""
     name = getattr(node.target, "__name__", "")
-    return name == "stochastic_depth" and len(node.args) > 1 and node.args[-1] is False
+    if name != "stochastic_depth" or len(node.args) != 4 or node.kwargs:
+        return None
+    return node.args[3] if type(node.args[3]) is bool else None
 
 
 def _is_served(layer: Any, rank: int) -> bool:
@@ -243,6 +299,9 @@ def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) ->
     activation, in_place = _activation(owner, following)
     if following is None or not activation or not _may_wait([node], following, order):
         return None
+    product = None if in_place else _gated(following)
+    if product is not None:
+        return _both_products(owner, node, following, product, order)
     chain = LinearChain(
         layer=type(_module(owner, node)),
         norm=type(None),
@@ -250,6 +309,27 @@ def _after_linear(owner: nn.Module, node: fx.Node, order: dict[fx.Node, int]) ->
         in_place=(False, in_place),
     )
     return Found(nodes=(node, following), chain=chain, layer=str(node.target))
+
+
+def _both_products(
+    owner: nn.Module, node: fx.Node, following: fx.Node, product: fx.Node, order: dict[fx.Node, int]
+) -> Found | None:
+    """A linear layer, its activation, and the product with another layer's of the same input."""
+    (other,) = [one for one in product.args if one is not following]
+    assert isinstance(other, fx.Node)
+    kinds = [type(_module(owner, one)) for one in (node, other)]
+    if any(getattr(kind, THEIRS, kind) is not nn.Linear for kind in kinds):
+        return None
+    nodes = sorted((node, following, other, product), key=order.__getitem__)
+    is_alone = _only_user(other) is product and other.args == node.args
+    if not is_alone or not _may_wait(nodes, product, order):
+        return None
+    return Found(
+        nodes=tuple(nodes),
+        chain=GatedLinear(activation=_activation(owner, following)[0]),
+        layer=str(node.target),
+        norm=str(other.target),
+    )
 
 
 def _module(owner: nn.Module, node: fx.Node) -> nn.Module | None:
@@ -320,7 +400,7 @@ def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Link, ...]] | N
     for at, one in enumerate(found):
         one.chain.__name__ = f"chain_{at}"
         with graph.inserting_before(one.nodes[-1]):
-            layer = graph.get_attr(one.layer)
+            layer = graph.get_attr(one.layer) if one.layer else None
             norm = graph.get_attr(one.norm) if one.norm else None
             new = graph.call_function(one.chain, (layer, norm, one.x, *one.residual))
         one.nodes[-1].replace_all_uses_with(new)

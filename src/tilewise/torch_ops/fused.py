@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.modules import module as modules
 
 from tilewise.core.tensors import view
@@ -24,13 +25,23 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import layout_of, settings
 from tilewise.torch_ops import convolutions, linear
+from tilewise.torch_ops.activated import Activated
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
 from tilewise.torch_ops.folding import Fold
-from tilewise.torch_ops.layers import ALWAYS, SERVED, Asked, Served, decide, needs_gradient
+from tilewise.torch_ops.launching import why_no_kernels
+from tilewise.torch_ops.layers import (
+    ALWAYS,
+    SERVED,
+    Asked,
+    Served,
+    decide,
+    is_worth,
+    needs_gradient,
+)
 from tilewise.torch_ops.library import is_seen
 from tilewise.torch_ops.norm_launch import Norm
-from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser, why_no_kernels
+from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser
 from tilewise.torch_ops.products import ACTIVATE, IN_PLACE, NATIVE
 from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, CONVOLVE, Trained, stored
@@ -112,13 +123,13 @@ class Chain(ABC):
 
 
 class LinearChain(Chain):
-    """A linear layer and an activation; with gradients PyTorch keeps what was activated."""
+    """A linear layer and an activation: one kernel at inference, in training one pass each way."""
 
     def find(
         self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
     ) -> tuple[Run | None, Served | None]:
         weight, kind = layer.weight, cast or x.dtype
-        if type(weight) not in PLAIN or needs_gradient(x, weight, layer.bias) or not x.numel():
+        if type(weight) not in PLAIN or not x.numel():
             return None, None
         if (weight.dtype != kind and cast is None) or x.shape[-1] != weight.shape[1]:
             return None, None
@@ -129,9 +140,10 @@ class LinearChain(Chain):
             w=tuple(weight.shape),
             dtype=kind,
             device=x.device,
-            saved_bytes=2 * size,
-            is_chain=True,
         )
+        if needs_gradient(x, weight, layer.bias):
+            return self._in_training(layer, x, asked, size)
+        asked = replace(asked, saved_bytes=2 * size, is_chain=True)
         served = _served(layer, asked, self.activation)
         name = self.activation
 
@@ -139,6 +151,25 @@ class LinearChain(Chain):
             return linear(x, layer.weight, layer.bias, name)
 
         return (run, served) if served.is_ours else (None, None)
+
+    def _in_training(
+        self, layer: Any, x: Tensor, asked: Asked, size: int
+    ) -> tuple[Run | None, Served | None]:
+        """One pass backward gives the bias's gradient, too; without it nothing is gained."""
+        bias, kind = layer.bias, asked.dtype
+        if bias is None or type(bias) not in PLAIN or bias.is_neg() or not bias.requires_grad:
+            return None, None
+        if not {kind, bias.dtype} <= NATIVE or not bias.is_contiguous():
+            return None, None
+        if why_no_kernels(x.device) is not None:
+            return None, None
+        if not (layer.__dict__.get(ALWAYS) or is_worth(size, x.device, with_gradients=True)):
+            return None, None
+        wants_w = layer.weight.requires_grad
+        asked = replace(asked, wants_x=x.requires_grad, wants_w=wants_w)
+        served = _served(layer, asked, f"bias, {self.activation}")
+        multiply = linear if served.is_ours else functional.linear
+        return Activated(x, layer, kind, self.activation, multiply), served
 
 
 class ConvChain(Chain):
@@ -345,7 +376,7 @@ def _key(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Any:
     return (
         *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), cast),
         *(weight.dtype, weight.requires_grad, weight.is_neg()),
-        None if bias is None else bias.requires_grad,
+        None if bias is None else (bias.dtype, bias.requires_grad, bias.is_neg()),
         None if norm is None else _norm_key(norm),
         None if residual is None else _residual_key(residual),
         CALLS.generation,

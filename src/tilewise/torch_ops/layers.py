@@ -33,13 +33,19 @@ ALWAYS = "_tilewise_always"
 THEIRS = "_tilewise_theirs"
 """Where a class of patched layers keeps the class of PyTorch's."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-CALL_US = {"linear": (8.0, 55.0), "conv": (6.0, 40.0), "chain": (1.0, 4.0)}
+CALL_US = {
+    "linear": (8.0, 55.0),
+    "conv": (6.0, 40.0),
+    "chain": (1.0, 4.0),
+    "pass": (0.0, 5.0),
+}
 """What our calls cost in Python beyond PyTorch's: a forward pass alone, and one with gradients.
 
 Above what `benchmarks/layer_overhead.py` reads on two AMD EPYC cores (7.8, 46.7, 4.4 and 30.7 us,
 2026-11-18, the last two beside other work): where the gain is not sure, the call stays PyTorch's.
 A chain is a call of ours whoever computes its first layer, and our launch costs no more than
-PyTorch's way to cuDNN.
+PyTorch's way to cuDNN. A pass is one of ours in place of several of PyTorch's, each of which costs
+a call, too.
 """
 
 
@@ -157,6 +163,12 @@ def is_faster(problem: Problem, device: torch.device) -> bool:
     except (InputError, NoKernelError):
         return False
     return is_ours and vendor_us is not None and ours_us + CALL_US["chain"][0] < vendor_us
+
+
+def is_worth(saved_bytes: int, device: torch.device, *, with_gradients: bool) -> bool:
+    """Whether moving fewer bytes gains more than a pass of ours costs in Python."""
+    gained_us = saved_bytes / (arch_on(device).memory_gb_s * 1e3)
+    return gained_us >= CALL_US["pass"][with_gradients]
 
 
 def _sums(times: Sequence[tuple[float | None, float, bool]]) -> dict[str, float]:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.ops.arguments import Collected, check_activation
-from tilewise.ops.launch import TRITON_TYPES, Argument, Launch, Pointer, Scratch, Source, Step
+from tilewise.ops.arguments import check_activation
+from tilewise.ops.launch import TRITON_TYPES, Launch, Scratch, Step
+from tilewise.torch_ops.channel_tiles import COLUMNS, ROWS, TileCall, Tiles
 
 MODULE = "tilewise.torch_ops.norm_triton"
 Z, Y, DY, DZ, STATS, SUMS, RESIDUAL, DRESIDUAL = range(8)
 GAMMA, BETA, DGAMMA, DBETA, MEAN, VAR, TRACKED = range(8, 15)
 """Tensors of a call; those of the second line are no larger than the channels."""
-COLUMNS, ROWS, WARPS = 128, 32, 8
-"""Of a tile; a thread has 16 elements."""
-BLOCKS = 4
-"""Of a compute unit, that a reduction is cut for."""
-MOST_SLICES = 256
-"""The second stage of a reduction reads them one after the other."""
 FINISH = {"BR": 64, "BC": 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Norm:
+class Norm(Tiles):
     """A BatchNorm over `pixels` of so many `channels`, with all that decides its kernels."""
 
-    pixels: int
-    channels: int
     dtype: str
     parameters: str = ""
     """The type of gamma and beta; empty where there are none."""
@@ -45,25 +37,6 @@ class Norm:
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
-
-    @property
-    def fold(self) -> int:
-        """How many pixels make a row of whole tiles."""
-        return COLUMNS // gcd(COLUMNS, self.channels)
-
-    @property
-    def width(self) -> int:
-        return self.fold * self.channels
-
-    @property
-    def tiles(self) -> int:
-        """Tiles below each other."""
-        return -(-self.pixels // (self.fold * ROWS))
-
-    def slices(self, arch: Arch) -> int:
-        """Of a reduction."""
-        wanted = -(-BLOCKS * arch.compute_units // (self.width // COLUMNS))
-        return max(1, min(self.tiles, wanted, MOST_SLICES))
 
     @property
     def reads_result(self) -> bool:
@@ -96,34 +69,12 @@ class Norm:
         return tuple(tensor for tensor, is_there in tensors if is_there)
 
 
-class _Call(Collected):
-    """A kernel's arguments."""
+class _NormCall(TileCall):
+    """A kernel's arguments; big tensors begin at multiples of 16 bytes."""
 
-    def tensor(self, name: str, kind: str, at: int | Scratch | None) -> None:
-        """The address of a tensor or of scratch memory; big ones begin at multiples of 16 bytes."""
-        if at is None or not kind:
-            self.constants[name] = None
-            return
-        place = at if isinstance(at, Scratch) else Pointer(tensor=at)
-        is_small = not isinstance(at, Scratch) and at >= GAMMA
-        self.give(name, f"*{kind}", place, 1 if is_small else 16)
-
-    def numbers(self, kind: str = "i32", **values: Argument) -> None:
-        for name, value in values.items():
-            by = 16 if isinstance(value, int) and value % 16 == 0 else 1
-            self.give(name, kind, value, by)
-
-    def step(self, function: str, grid: tuple[int, int, int], arch: Arch) -> Step:
-        source = Source(
-            module=MODULE,
-            function=function,
-            signature=self.signature,
-            constants=self.constants,
-            divisible=self.divisible,
-            options={"num_warps": WARPS, "num_stages": 2},
-        )
-        threads = WARPS * arch.warp_size
-        return Step(source=source, grid=grid, threads=threads, arguments=tuple(self.values))
+    def tensor(self, name: str, kind: str, at: int | Scratch | None, by: int = 16) -> None:
+        is_small = isinstance(at, int) and at >= GAMMA
+        super().tensor(name, kind, at, 1 if is_small else by)
 
 
 def forward(norm: Norm, arch: Arch) -> Launch:
@@ -131,14 +82,14 @@ def forward(norm: Norm, arch: Arch) -> Launch:
     steps, slices = [], norm.slices(arch)
     work: int | Scratch = SUMS if norm.has_sums else Scratch(offset=0)
     if not norm.has_sums:
-        call = _Call()
+        call = _NormCall()
         call.tensor("z", _kind(norm), Z)
         call.tensor("work", "fp32", work)
         _sizes(call, norm)
         call.numbers(tiles=norm.tiles, slices=slices)
         call.constants |= {"BR": ROWS, "BC": COLUMNS}
-        steps.append(call.step("forward_sums", (norm.width // COLUMNS, slices, 1), arch))
-    call = _Call()
+        steps.append(call.step(MODULE, "forward_sums", (norm.columns, slices, 1), arch))
+    call = _NormCall()
     call.tensor("work", "fp32", work)
     call.tensor("stats", "fp32", STATS)
     for name, kind, tensor in (
@@ -154,7 +105,7 @@ def forward(norm: Norm, arch: Arch) -> Launch:
     call.numbers("fp32", count=float(count), unbiased=count / max(1, count - 1))
     call.numbers("fp32", eps=norm.eps, momentum=norm.momentum)
     call.constants |= {"FOLD": 1 if norm.has_sums else norm.fold, **FINISH}
-    steps.append(call.step("finish_forward", _channel_grid(norm), arch))
+    steps.append(call.step(MODULE, "finish_forward", _channel_grid(norm), arch))
     room = 0 if norm.has_sums else _work_bytes(norm, arch)
     return Launch(steps=(*steps, _apply_step(norm, arch)), workspace_bytes=room)
 
@@ -165,14 +116,14 @@ def apply(norm: Norm, arch: Arch) -> Launch:
 
 
 def _apply_step(norm: Norm, arch: Arch) -> Step:
-    call = _Call()
+    call = _NormCall()
     call.tensor("z", _kind(norm), Z)
     call.tensor("stats", "fp32", STATS)
     call.tensor("residual", _kind(norm), RESIDUAL if norm.has_residual else None)
     call.tensor("y", _kind(norm), Y)
     _sizes(call, norm)
     call.constants |= {"ACT": norm.activation, "BR": ROWS, "BC": COLUMNS}
-    return call.step("apply_forward", _tile_grid(norm), arch)
+    return call.step(MODULE, "apply_forward", _tile_grid(norm), arch)
 
 
 def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
@@ -180,7 +131,7 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     slices, work = norm.slices(arch), Scratch(offset=0)
     factors = Scratch(offset=_work_bytes(norm, arch))
     y = Y if norm.reads_result else None
-    call = _Call()
+    call = _NormCall()
     for name, tensor in (("dy", DY), ("z", Z), ("y", y)):
         call.tensor(name, _kind(norm), tensor)
     call.tensor("stats", "fp32", STATS)
@@ -188,8 +139,8 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     _sizes(call, norm)
     call.numbers(tiles=norm.tiles, slices=slices)
     call.constants |= {"ACT": norm.activation, "BR": ROWS, "BC": COLUMNS}
-    reduce = call.step("backward_sums", (norm.width // COLUMNS, slices, 1), arch)
-    call = _Call()
+    reduce = call.step(MODULE, "backward_sums", (norm.columns, slices, 1), arch)
+    call = _NormCall()
     call.tensor("work", "fp32", work)
     call.tensor("stats", "fp32", STATS)
     call.tensor("factors", "fp32", factors)
@@ -198,8 +149,8 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     call.numbers(channels=norm.channels, slices=slices)
     call.numbers("fp32", count=float(norm.pixels))
     call.constants |= {"FOLD": norm.fold, **FINISH}
-    finish = call.step("finish_backward", _channel_grid(norm), arch)
-    call = _Call()
+    finish = call.step(MODULE, "finish_backward", _channel_grid(norm), arch)
+    call = _NormCall()
     for name, tensor in (("dy", DY), ("z", Z), ("y", y)):
         call.tensor(name, _kind(norm), tensor)
     call.tensor("stats", "fp32", STATS)
@@ -210,7 +161,7 @@ def backward(norm: Norm, arch: Arch, wants_residual: bool) -> Launch:
     call.constants |= {"ACT": norm.activation, "BR": ROWS, "BC": COLUMNS}
     room = factors.offset + 8 * norm.channels
     return Launch(
-        steps=(reduce, finish, call.step("apply_backward", _tile_grid(norm), arch)),
+        steps=(reduce, finish, call.step(MODULE, "apply_backward", _tile_grid(norm), arch)),
         workspace_bytes=room,
     )
 
@@ -219,13 +170,13 @@ def _kind(norm: Norm) -> str:
     return TRITON_TYPES[norm.dtype]
 
 
-def _sizes(call: _Call, norm: Norm) -> None:
+def _sizes(call: _NormCall, norm: Norm) -> None:
     call.numbers("i64", total=norm.pixels * norm.channels)
     call.numbers(channels=norm.channels, width=norm.width)
 
 
 def _tile_grid(norm: Norm) -> tuple[int, int, int]:
-    return (norm.tiles * (norm.width // COLUMNS), 1, 1)
+    return (norm.tiles * norm.columns, 1, 1)
 
 
 def _channel_grid(norm: Norm) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +11,10 @@ from torch import Tensor
 
 from tilewise.core.arch import Arch
 from tilewise.core.tensors import view
-from tilewise.dispatch import live_arch
-from tilewise.engines.gpu.bound import BoundLaunch
-from tilewise.engines.gpu.triton_build import why_no_triton
 from tilewise.ops.launch import Launch
 from tilewise.torch_ops import norm_launch
 from tilewise.torch_ops.calls import allocator
-from tilewise.torch_ops.collecting import COLLECTOR, clear
+from tilewise.torch_ops.launching import Launchers, why_no_kernels
 from tilewise.torch_ops.norm_launch import Norm
 from tilewise.torch_ops.operators import SLOPES
 from tilewise.torch_ops.products import ACTIVATE
@@ -25,20 +23,15 @@ Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """Of what was normalised, of the residual, of gamma and of beta."""
 
 
-def why_no_kernels(device: torch.device) -> str | None:
-    """Why none of our kernels normalise on a device, or None."""
-    return why_no_triton() if device.type == "cuda" else f"there are none for {device.type}"
-
-
 class TritonNorm:
     """Our kernels, bound to tensors of one size on one device."""
 
     def __init__(self, norm: Norm, shape: Sequence[int], strides: Sequence[int], z: Tensor) -> None:
-        self.norm, self._z = norm, z.new_empty(0)
+        self.norm = norm
         self.result = allocator(shape, strides, z.dtype, z.device)
         size = (4, norm.channels)
         self._stats = allocator(size, (norm.channels, 1), torch.float32, z.device)
-        self._launchers: dict[Any, Callable[..., None]] = {}
+        self._launchers = Launchers(z, "BatchNorm")
 
     def forward(
         self, z: Tensor, *given: Tensor | None, buffers: Sequence[Tensor | None] = ()
@@ -57,12 +50,6 @@ class TritonNorm:
         self._launcher("apply")(z, z, stats, *(() if residual is None else (residual,)))
         return z
 
-    def weigh(self, z: Tensor, stats: Tensor, residual: Tensor) -> Tensor:
-        """The same into memory of its own."""
-        y = self.result()
-        self._launcher("apply")(y, z, stats, residual)
-        return y
-
     def backward(
         self, dy: Tensor, z: Tensor, y: Tensor | None, stats: Tensor, gamma: Tensor | None,
         wants_residual: bool,
@@ -77,17 +64,7 @@ class TritonNorm:
         return dz, dy if wants_residual and is_same else dresidual, *(own or (None, None))
 
     def _launcher(self, what: str) -> Callable[..., None]:
-        found = self._launchers.get(what)
-        if found is None:
-            arch = live_arch(self._z)
-            launch, order = self._launch(what, arch)
-            if COLLECTOR.is_open:
-                COLLECTOR.add(launch.sources)
-                return clear
-            with torch.cuda.device(self._z.get_device()):
-                bound = BoundLaunch(launch, arch, f"BatchNorm ({what})", order)
-            found = self._launchers[what] = bound.launcher()
-        return found
+        return self._launchers.get(what, partial(self._launch, what))
 
     def _launch(self, what: str, arch: Arch) -> tuple[Launch, tuple[int, ...]]:
         """What is launched, and the tensors of a call in their order."""
