@@ -41,6 +41,7 @@ from typing import Any
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
+from tilewise.dispatch.reshaping import simpler
 from tilewise.engines import engines_for, get_engine
 from tilewise.errors import TilewiseError
 from tilewise.ops.configs import load_pool
@@ -148,12 +149,22 @@ def problem_set(op: str, dtype: str, count: int, seed: int, arch: Arch) -> Probl
     return made
 
 
+def with_simpler(chosen: ProblemSet, op: str) -> ProblemSet:
+    """Behind each problem, the one that kernels see in its place."""
+    made = ProblemSet()
+    for problem, labels in zip(chosen.problems, chosen.labels, strict=True):
+        for seen in dict.fromkeys((problem, simpler(get_op(op), problem))):
+            made.add(seen, labels)
+    return made.distinct()
+
+
 def sets(args: argparse.Namespace, arch: Arch) -> list[Set]:
     made = []
     for word in args.sets.split(","):
         dtype, _, count = word.partition(":")
         for op in args.ops.split(","):
             problems = problem_set(op, dtype, int(count), args.seed, arch)
+            problems = with_simpler(problems, op)
             whole = round(args.whole * len(problems))
             made.append(Set(op=op, dtype=dtype, problems=problems, whole=whole))
     return made

@@ -12,6 +12,7 @@ from emulation import EmulationError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.reshape import reshaped
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 DEFAULTS = {"n": 2, "c": 72, "k": 80, "h": 7, "w": 9, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
@@ -90,6 +91,23 @@ def test_halo_gradient_of_a_line() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_rows(direction: str) -> None:
     check(kernel(direction, family="rows"), problem("1x1", direction))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("family", ["im2col", "gather", "halo"])
+def test_patches_in_simpler_shapes(family: str, direction: str) -> None:
+    """One line of results an image, or parities of one tap; over what the filter would cross."""
+    square = {"h": 6, "w": 30, "y": 3, "x": 3, "stride_h": 3, "stride_w": 3}
+    p = reshaped(ConvProblem(direction=direction, n=3, c=8, k=80, dtype="bf16", **square))
+    assert (p.c, p.w, p.x) == (24, 10, 1)
+    lines = {"math_groups": 3} if (family, direction) == ("halo", "bwd_weight") else {}
+    check(kernel(direction, family=family, **lines), p)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_whole_images_as_rows(direction: str) -> None:
+    p = ConvProblem(direction=direction, n=70, c=8, k=72, h=3, w=3, y=3, x=3, dtype="bf16")
+    check(kernel(direction, family="rows"), reshaped(p))
 
 
 WAYS: dict[str, dict[str, Any]] = {
