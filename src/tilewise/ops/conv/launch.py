@@ -25,7 +25,7 @@ __all__ = [
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
     ("triton", "gemm"): "launch_gemm",
-    **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather")},
+    **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather", "taps")},
     ("cuda", "halo"): "launch_halo",
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
@@ -35,6 +35,7 @@ MODULES = {
 """Engine and family -> the module whose function of the same name makes its launches."""
 CUDA_FILES = {
     **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
+    "taps": ("implicit", "wgrad"),
     **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
     "halo": ("halo", "halo_wgrad"),
 }
