@@ -246,13 +246,14 @@ SUMMED: dict[str, dict[str, Any]] = {
     "a pair": {"family": "im2col", **PAIR},
     "in turns": {"family": "im2col", **TURNS},
     "gathered": {"family": "gather", "tile_m": 128},
+    "several taps": {"family": "taps", "tile_m": 128, "math_groups": 2},
     "patches": {"family": "halo", "tile_m": 128, "math_groups": 2, "cluster": 2},
 }
 
 
 @pytest.mark.parametrize("way", SUMMED)
 def test_sums_over_pixels(way: str) -> None:
-    p = replace(problem("plain", "fwd"), n=3, k=136)
+    p = replace(problem("plain", "fwd"), n=3, k=136, c=24 if way == "several taps" else 72)
     check(kernel("fwd", **SUMMED[way]), p, Epilogue(sums=True, bias=True, activation="relu"))
 
 

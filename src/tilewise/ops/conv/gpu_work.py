@@ -30,7 +30,7 @@ STREAM = ("grouped", "depthwise", "stem")
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
     **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
-    "taps": 0.1,  # never run on a GPU: behind those that were
+    **{"taps": 0.1, "image": 0.001},  # never run on a GPU: behind those that were
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")
