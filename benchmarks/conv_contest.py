@@ -16,7 +16,8 @@ from typing import Any
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
-from tilewise.engines import engines_for, get_engine
+from tilewise.dispatch.reshaping import ReshapedPlan, reshaped_for, simpler
+from tilewise.engines import Plan, engines_for, get_engine
 from tilewise.engines.device import detect
 from tilewise.errors import TilewiseError
 from tilewise.ops.configs import load_pool
@@ -193,12 +194,26 @@ def shortlist(
 
     Kernels are ranked by the analytic estimate, or by `ranker`.
     """
-    why = get_op(problem.op).why_unusable
-    legal = [k for k in stand.pool if among(k) and why(k, problem, stand.arch) is None]
+    op, arch = get_op(problem.op), stand.arch
+    seen = {kernel: as_served(kernel, problem, arch) for kernel in stand.pool if among(kernel)}
+    legal = [k for k, given in seen.items() if op.why_unusable(k, given, arch) is None]
     if not legal:
         return []
-    expected = (ranker or AnalyticRanker()).predict_us(problem, legal, stand.arch)
+    expected = (ranker or AnalyticRanker()).predict_us(simpler(op, problem), legal, arch)
     return fair([legal[at] for at in expected.argsort(kind="stable")], most)
+
+
+def as_served(kernel: Kernel, problem: ConvProblem, arch: Arch) -> ConvProblem:
+    """The problem, or the simpler one that a kernel computes in its place."""
+    found: Any = reshaped_for(get_op(problem.op), kernel, problem, arch)
+    return found or problem
+
+
+def plan(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Plan:
+    """As a dispatcher makes it."""
+    seen = as_served(kernel, problem, stand.arch)
+    made = stand.bench.plan(kernel, seen)
+    return made if seen == problem else ReshapedPlan(get_op(problem.op), made, problem)
 
 
 def contest(
@@ -254,10 +269,10 @@ def contest(
 
 def _checked(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Callable[[], Any]:
     """The kernel's launch, once its result has been found right."""
-    plan = stand.bench.plan(kernel, problem)
-    stand.bench.verify(plan, problem)
+    made = plan(kernel, problem, stand)
+    stand.bench.verify(made, problem)
     piece = stand.bench.piece(problem)
-    return plan.bind(piece.operands, piece.out)
+    return made.bind(piece.operands, piece.out)
 
 
 def compile_all(stand: Stand, problems: Sequence[ConvProblem], most: int) -> None:
@@ -272,7 +287,7 @@ def compile_pairs(
     if stand.is_dry:
         return
     for name, engine in stand.bench.engines.items():
-        own = [pair for pair in pairs if pair[0].engine == name]
+        own = [(k, as_served(k, p, stand.arch)) for k, p in pairs if k.engine == name]
         for failure in engine.compile_ahead(own, stand.arch, max_workers=max_workers):
             print(f"does not compile: {failure[:300]}", file=sys.stderr)
 

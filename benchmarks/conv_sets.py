@@ -20,6 +20,7 @@ from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.dispatch.reshaping import simpler
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.problem import ConvProblem
@@ -100,7 +101,8 @@ def make_set(
 ) -> Set:
     """`count` problems from a seed: real ones, then drawn ones, so that a third are grouped."""
     rng = Random(f"{seed}/{op}/{dtype}")
-    chosen = _sampled(rng, model_layers(op, dtype, arch), round(FIRST_SHARE * count))
+    sampled = _sampled(rng, model_layers(op, dtype, arch), round(FIRST_SHARE * count))
+    chosen = as_seen(op, sampled)
     first = len(chosen)
     seen = {problem for problem, _ in chosen}
     others = [entry for entry in real_layers(op, dtype, arch) if entry[0] not in seen]
@@ -122,11 +124,20 @@ def make_set(
     rest = chosen[first:]
     rng.shuffle(rest)
     made = ProblemSet()
-    for problem, labels in (*chosen[:first], *rest):
+    for problem, labels in as_seen(op, [*chosen[:first], *rest]):
         made.add(problem, labels)
     short = [p for p in made.problems if least_ms(p, arch) <= WHOLE_MS]
     lots = rng.sample(short, min(len(short), round(whole * len(made))))
     return Set(op=op, dtype=dtype, problems=made, first=first, whole=frozenset(lots), top=top)
+
+
+def as_seen(op: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Behind each problem, the one that kernels see in its place; each once."""
+    found: dict[Problem, Labels] = {}
+    for problem, labels in entries:
+        for seen in (problem, simpler(get_op(op), problem)):
+            found.setdefault(seen, labels)
+    return list(found.items())
 
 
 def _sampled(rng: Random, entries: Sequence[Entry], count: int) -> list[Entry]:

@@ -12,6 +12,7 @@ from emulation import EmulationError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.reshape import reshaped
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 DEFAULTS = {"n": 2, "c": 72, "k": 80, "h": 7, "w": 9, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
@@ -90,6 +91,75 @@ def test_halo_gradient_of_a_line() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_rows(direction: str) -> None:
     check(kernel(direction, family="rows"), problem("1x1", direction))
+
+
+FEW: dict[str, dict[str, Any]] = {
+    "32": {"c": 32, "k": 32},
+    "24 and 8": {"c": 24, "k": 8},
+    "16 and 40": {"c": 16, "k": 40},
+    "8 and 32": {"c": 8, "k": 32},
+}
+FEW_LAYERS = ("plain", "dilated", "strided", "uneven", "line", "volume", "fp16", "wide result")
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("few", FEW)
+@pytest.mark.parametrize("layer", FEW_LAYERS)
+def test_several_taps_in_a_step(layer: str, few: str, direction: str) -> None:
+    sizes = FEW[few] if direction == "fwd" else dict(zip("kc", FEW[few].values(), strict=True))
+    p = replace(problem(layer, direction), **sizes)
+    check(kernel(direction, family="taps", dtype=p.dtype), p)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"tile_m": 128, "tile_n": 96, "math_groups": 2, "load_warps": 2},
+        {"tile_m": 256, "tile_n": 128, "math_groups": 2, "persistent": True},
+        {"fill": 1},
+        {"fill": 2, "atomic": True},
+        {"pingpong": True, "math_groups": 2, "persistent": True, "tile_n": 32},
+    ],
+)
+def test_ways_to_divide_several_taps(way: dict[str, Any], direction: str) -> None:
+    read, written = ("c", "k") if direction == "fwd" else ("k", "c")
+    for count in (16, 32):
+        p = replace(problem("plain", direction), n=3, y=5, pad_h=2, **{read: count, written: 136})
+        check(kernel(direction, family="taps", **way), p)
+        check(kernel(direction, family="taps", **way), p, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("left > step_taps ? step_taps : left", "left > step_taps ? step_taps : 1"),
+        ("row_bytes == 64 ? 1 : 2", "row_bytes == 64 ? 2 : 1"),
+        ("walk, skipped * step_taps", "walk, skipped"),
+        ("BACKWARD ? row_k * 128 : TILE_N * row_bytes", "TILE_N * 128"),
+    ],
+)
+def test_taps_out_of_place_are_found(old: str, new: str) -> None:
+    p = replace(problem("plain", "fwd"), c=16, n=1)
+    with pytest.raises((EmulationError, AssertionError)):
+        check(kernel("fwd", family="taps", fill=2), p, edits=((old, new),))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("family", ["im2col", "gather", "halo"])
+def test_patches_in_simpler_shapes(family: str, direction: str) -> None:
+    """One line of results an image, or parities of one tap; over what the filter would cross."""
+    square = {"h": 6, "w": 30, "y": 3, "x": 3, "stride_h": 3, "stride_w": 3}
+    p = reshaped(ConvProblem(direction=direction, n=3, c=8, k=80, dtype="bf16", **square))
+    assert (p.c, p.w, p.x) == (24, 10, 1)
+    lines = {"math_groups": 3} if (family, direction) == ("halo", "bwd_weight") else {}
+    check(kernel(direction, family=family, **lines), p)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_whole_images_as_rows(direction: str) -> None:
+    p = ConvProblem(direction=direction, n=70, c=8, k=72, h=3, w=3, y=3, x=3, dtype="bf16")
+    check(kernel(direction, family="rows"), reshaped(p))
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -176,13 +246,14 @@ SUMMED: dict[str, dict[str, Any]] = {
     "a pair": {"family": "im2col", **PAIR},
     "in turns": {"family": "im2col", **TURNS},
     "gathered": {"family": "gather", "tile_m": 128},
+    "several taps": {"family": "taps", "tile_m": 128, "math_groups": 2},
     "patches": {"family": "halo", "tile_m": 128, "math_groups": 2, "cluster": 2},
 }
 
 
 @pytest.mark.parametrize("way", SUMMED)
 def test_sums_over_pixels(way: str) -> None:
-    p = replace(problem("plain", "fwd"), n=3, k=136)
+    p = replace(problem("plain", "fwd"), n=3, k=136, c=24 if way == "several taps" else 72)
     check(kernel("fwd", **SUMMED[way]), p, Epilogue(sums=True, bias=True, activation="relu"))
 
 

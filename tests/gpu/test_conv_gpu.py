@@ -12,6 +12,8 @@ import pytest
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.kernel import Kernel
+from tilewise.dispatch.padding import plan_for
+from tilewise.dispatch.reshaping import reshaped_for
 from tilewise.engines import get_engine
 from tilewise.engines.device import detect
 from tilewise.ops.configs import load_pool
@@ -59,6 +61,12 @@ LAYERS: dict[str, dict[str, Any]] = {
     "stem of whole rows": {"c": 3, "k": 64, "h": 65, "w": 56, "stride_h": 2, "stride_w": 2},
     "stem of patches": {"c": 3, "k": 96, "h": 32, "w": 64, "y": 4, "x": 4, "stride_h": 4}
     | {"stride_w": 4, "pad_h": 0, "pad_w": 0},
+    "taps of 32": {"c": 32, "k": 32},
+    "taps of 24": {"c": 24, "k": 24, "y": 5, "pad_h": 2, "stride_h": 2, "stride_w": 2},
+    "taps of 16": {"c": 16, "k": 16, "d": 7, "z": 3, "pad_d": 1, "h": 9, "w": 13},
+    "images of one channel": {"c": 1, "k": 64, "stride_h": 2, "stride_w": 2},
+    "images by 4": {"c": 4, "k": 48, "h": 64, "w": 66, "y": 11, "x": 11, "stride_h": 4}
+    | {"stride_w": 4, "pad_h": 2, "pad_w": 2},
     "groups of 32": {"c": 256, "k": 256, "g": 8},
     "volume of groups": {"c": 64, "k": 64, "g": 8, "d": 5, "z": 3, "pad_d": 1, "h": 9, "w": 13},
     "depthwise 5x5 by 2": {**DEPTHWISE, "y": 5, "x": 5, "pad_h": 2, "stride_h": 2, "stride_w": 2},
@@ -267,3 +275,32 @@ def test_tensors_beyond_two_to_the_31(direction: str) -> None:
         )()
         assert not why_wrong(last, out[:, :, -1:], reference.view_as(image)), kernel.name
         del operands, out
+
+
+PATCHED: dict[str, dict[str, Any]] = {
+    "patches": {"c": 3, "k": 72, "h": 48, "w": 64, "y": 16, "x": 16},
+    "lines left over": {"c": 64, "k": 72, "h": 13, "w": 24, "y": 4, "x": 4},
+    "whole images": {"n": 70, "c": 24, "k": 72, "h": 4, "w": 4, "y": 4, "x": 4},
+}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("layer", PATCHED)
+def test_patches_in_simpler_shapes(layer: str, direction: str) -> None:
+    """Every kernel that sees them there computes the problem on the tensors as they lie."""
+    sizes = {"n": 3, "pad_h": 0, "pad_w": 0, **PATCHED[layer], "dtype": "bf16"}
+    steps = {"stride_h": sizes["y"], "stride_w": sizes["x"]}
+    p = ConvProblem(direction=direction, **sizes, **steps)
+    op, (operands, out) = get_op(p.op), tensors(p)
+    reference = expected(p, operands, out)
+    seen = [k for k in pool(p.op) if reshaped_for(op, k, p, arch()) is not None]
+    assert seen
+    for kernel in seen[:: max(1, len(seen) // 24)]:
+        plan = plan_for(op, get_engine(kernel.engine), kernel, p, arch())
+        out.fill_(float("nan"))
+        plan.execute(operands, out)
+        launch = plan.launcher(operands, out)
+        out.fill_(float("nan"))
+        launch(out, *operands)
+        torch.cuda.synchronize()
+        assert not why_wrong(p, out, reference), kernel.name

@@ -30,7 +30,17 @@ functional = torch.nn.functional
 BF16 = torch.bfloat16
 LAST = torch.channels_last
 FAMILIES = {
-    "cuda": ("im2col", "rows", "gather", "halo", "channelwise", "depthwise", "grouped", "stem"),
+    "cuda": (
+        "im2col",
+        "rows",
+        "gather",
+        "halo",
+        "channelwise",
+        "depthwise",
+        "grouped",
+        "stem",
+        "taps",
+    ),
     "triton": ("implicit", "direct", "packed", "merged"),
 }
 LAYERS: dict[str, tuple[int, int, int, int, int]] = {
@@ -40,6 +50,7 @@ LAYERS: dict[str, tuple[int, int, int, int, int]] = {
     "grouped": (128, 128, 3, 1, 32),
     "depthwise": (96, 96, 3, 1, 96),
     "stem": (3, 64, 7, 2, 1),
+    "few": (32, 48, 3, 1, 1),
 }
 """Channels in and out, size of the filter, stride, groups."""
 

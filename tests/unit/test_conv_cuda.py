@@ -62,6 +62,7 @@ def test_every_kernel_comes_back_from_its_name_and_launches(direction: str) -> N
         size = 1 if k.family == "rows" else 3
         lines = k.math_groups if k.family == "halo" and k.is_weight else size
         p = layer(direction, y=lines, x=size, pad_h=lines // 2, pad_w=size // 2, dtype=k.dtype)
+        p = replace(p, c=32, k=32) if k.family == "taps" else p
         assert op.why_unusable(k, p, ARCH) is None
         for step in launch(k, p, ARCH).steps:
             if isinstance(step, Step):
@@ -80,6 +81,8 @@ def test_every_kernel_comes_back_from_its_name_and_launches(direction: str) -> N
         ({}, {"stride_h": 9}, "steps by 8"),
         ({}, {"y": 1, "x": 255, "dilation_w": 2, "pad_w": 254}, "beyond the image"),
         ({"family": "rows"}, {}, "1x1"),
+        ({"family": "taps"}, {}, "up to 32 channels"),
+        ({"family": "taps"}, {"c": 32, "y": 1, "x": 1}, "taps of"),
         ({"family": "halo"}, {"stride_w": 2}, "stride 1"),
         ({"family": "halo", "stages": 6}, {"y": 31, "x": 31, "pad_h": 15, "pad_w": 15}, "shared"),
         ({"cluster": 2, "share": "pixels"}, {"k": 64}, "two tiles"),
@@ -118,6 +121,7 @@ def test_gradients_copy_from_whole_chunks_of_a_group(family: str) -> None:
         ({"family": "gather"}, "load warps"),
         ({"dtype": "tf32"}, "steps are of 32"),
         ({"tile_k": 128}, "steps are of 64"),
+        ({"family": "taps", "cluster": 2}, "no cluster"),
         ({"blocks": 2}, "alone"),
     ],
 )
@@ -235,7 +239,7 @@ def test_addresses_are_multiples_of_16() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(why_no_nvrtc() is not None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("family", ["im2col", "rows", "gather", "halo"])
+@pytest.mark.parametrize("family", ["im2col", "rows", "gather", "halo", "taps"])
 def test_kernels_compile_without_spills(family: str, direction: str) -> None:
     kernels = [k for k in dense_pool(direction) if k.family == family and k.dtype != "fp16"]
     for k in kernels[:: -(-len(kernels) // MOST)]:

@@ -84,7 +84,8 @@ def test_a_selector_sees_who_loads(op: str) -> None:
     own -= {("triton", "pingpong")} if op == "conv_bwd_weight" else set()  # the pool lists none
     own |= {("cuda", name) for name in ("im2col", "rows", "gather", "halo")}
     if op != "conv_bwd_weight":  # a thread that multiplies starts the gradient's copies
-        own |= {("cuda", "grouped")} | ({("cuda", "stem")} if op == "conv_fwd" else set())
+        own |= {("cuda", "grouped"), ("cuda", "taps")}
+        own |= {("cuda", "stem" if op == "conv_fwd" else "image")}
     assert loads == own
     assert "kernel_load_warps" in get_op(op).features.features
 

@@ -30,7 +30,7 @@ from tilewise.engines.device import resolve_arch
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.selection.opening import measured_kernels
-from tilewise.selection.selector import caveat, why_foreign
+from tilewise.selection.selector import Selector, caveat, why_foreign
 
 ProblemWords = Annotated[list[str], typer.Argument(help="The problem as KEY=VALUE, e.g. M=128.")]
 
@@ -61,9 +61,9 @@ def explain(
 def explained(model: Model, problem: Problem, arch: Arch) -> tuple[dict[str, Any], Arch]:
     """Why a model chooses what it does, and the figures of the device that it was asked about."""
     from tilewise.selection.explain import explain as ask
-    from tilewise.selection.selector import Selector
 
     selector = Selector(model, candidates(model, arch, problem.dtype), arch)
+    problem = as_asked(selector, problem)
     report = ask(selector, problem, cost_us=lambda kernel: cost_us(kernel, problem, arch))
     return report, selector.arch
 
@@ -73,6 +73,19 @@ def tell_difference(model: Model, arch: Arch) -> None:
     told = caveat(model, arch)
     if told is not None:
         err.print(told, soft_wrap=True)
+
+
+def as_asked(selector: Selector, problem: Problem) -> Problem:
+    """The problem in the shapes in which `select` asks a model about it; says so if they differ."""
+    from tilewise.dispatch.reshaping import differing, simpler
+
+    other = simpler(get_op(problem.op), problem)
+    if other == problem or (
+        selector.expect(problem).is_familiar and not selector.expect(other).is_familiar
+    ):
+        return problem
+    err.print(f"read as {differing(other, problem)}, on the same memory", soft_wrap=True)
+    return other
 
 
 def cost_us(kernel: Kernel, problem: Problem, arch: Arch) -> float | None:

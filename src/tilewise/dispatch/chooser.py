@@ -14,11 +14,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR_TIE
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import Copies, CopyCosts, aligned
 from tilewise.dispatch.registry import Registry
+from tilewise.dispatch.reshaping import differing, reshaped_for, simpler
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
@@ -104,10 +106,11 @@ class Chooser:
 
     def why_not(self, kernel: Kernel, problem: Problem, deterministic: bool) -> str | None:
         """Why a kernel cannot serve, padded where it needs that, or None."""
-        op = self.registry.op
-        why = op.why_unusable(kernel, aligned(op, kernel, problem), self.registry.arch)
-        if why is not None:
-            return why
+        op, arch = self.registry.op, self.registry.arch
+        if reshaped_for(op, kernel, problem, arch) is None:
+            why = op.why_unusable(kernel, aligned(op, kernel, problem), arch)
+            if why is not None:
+                return why
         build = self.registry.build_of(kernel)
         if build is not None and build.status != "ok":
             return f"{build.status}: {build.message.splitlines()[0] if build.message else ''}"
@@ -119,7 +122,7 @@ class Chooser:
 
     def vendor_us(self, problem: Problem, library: str) -> float | None:
         """How long the vendor's routine is expected to take; None where nobody measured it."""
-        ranker = next(r for r in self.rankers if r.why_unfit(problem, self.registry.arch) is None)
+        ranker, problem, _ = self._asked(problem)
         kernels = self._pool(problem.dtype).kernels
         for place, kernel in enumerate(kernels):
             if kernel.engine == "vendor" and getattr(kernel, "library", "") == library:
@@ -153,13 +156,8 @@ class Chooser:
         return pool
 
     def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:
-        notes = []
-        for ranker in self.rankers:
-            why = ranker.why_unfit(problem, self.registry.arch)
-            if why is None:
-                break
-            notes.append(f"{ranker.path}: {why}")
-        ranking = Ranking(self._walk(problem, ranker, deterministic))
+        ranker, seen, notes = self._asked(problem)
+        ranking = Ranking(self._walk(problem, seen, ranker, deterministic))
         if not ranking:
             return None
         reason = f"the fastest by the {ranker.path} ranking"  # of how many is counted when asked
@@ -167,6 +165,9 @@ class Chooser:
         if place:
             ranking.promote(place)
             notes.append(f"of kernels that tie, {taken}")
+        other = reshaped_for(self.registry.op, ranking[0].kernel, problem, self.registry.arch)
+        if other is not None:
+            notes.append(f"its tensors are read as those of {differing(other, problem)}")
         if (caveat := ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
@@ -178,13 +179,29 @@ class Chooser:
             rejected=ranking.rejected,
         )
 
+    def _asked(self, problem: Problem) -> tuple[Ranker, Problem, list[str]]:
+        """The first ranker that knows a problem in its simplest shapes or as it is, and in which.
+
+        Last, why those before it do not; the last of all knows everything.
+        """
+        notes: list[str] = []
+        *others, last = self.rankers
+        other = simpler(self.registry.op, problem)
+        for ranker in others:
+            for seen in dict.fromkeys((other, problem)):
+                why = ranker.why_unfit(seen, self.registry.arch)
+                if why is None:
+                    return ranker, seen, notes
+            notes.append(f"{ranker.path}: {why}")
+        return last, other, notes
+
     def _walk(
-        self, problem: Problem, ranker: Ranker, deterministic: bool
+        self, problem: Problem, seen: Problem, ranker: Ranker, deterministic: bool
     ) -> Iterator[Ranked | tuple[str, str]]:
         """Every kernel in order: ranked, or with the reason that it cannot serve."""
         pool = self._pool(problem.dtype)
         flops = problem.flops
-        for place, us in self._ordered(problem, pool, ranker):
+        for place, us in self._ordered(problem, seen, pool, ranker):
             kernel = pool.kernels[place]
             why = self.why_not(kernel, problem, deterministic)
             yield (kernel.name, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
@@ -194,19 +211,30 @@ class Chooser:
                 why = self.why_not(kernel, problem, deterministic)
                 yield (kernel.name, why) if why is not None else Ranked(kernel, inf, 0.0)
 
-    def _ordered(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
+    def _ordered(
+        self, problem: Problem, seen: Problem, pool: Pool, ranker: Ranker
+    ) -> Iterator[tuple[int, float]]:
         """Places and times, priorities first; copies for padding are charged on the way.
+
+        Kernels are asked about as they see the problem: `seen`, or as it is.
 
         Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
         the end, unless the op itself can say how they do.
         """
         copies_us = pool.copies.us(problem)
         told = set()
-        can_lead = len(pool.kernels) > FEW and not pool.has_priorities and not copies_us.any()
+        other = simpler(self.registry.op, problem)
+        can_lead = other == problem and len(pool.kernels) > FEW and not pool.has_priorities
+        can_lead = can_lead and not copies_us.any()
         for place, us in self._leaders(problem, pool, ranker) if can_lead else ():
             told.add(place)
             yield place, us
-        times = ranker.predict_us(problem, pool.kernels, self.registry.arch)
+        times = ranker.predict_us(seen, pool.kernels, self.registry.arch)
+        if other != problem:
+            is_reshaped = self._reshaped(problem, pool)
+            copies_us.spare(is_reshaped.tolist())
+            if seen != problem:
+                times = self._as_served(times, problem, pool, ranker, is_reshaped)
         is_last = np.zeros(len(times), bool)
         for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
@@ -219,6 +247,29 @@ class Chooser:
         )
         for _, _, us, place in _charged(keys, copies_us):
             yield place, us
+
+    def _reshaped(self, problem: Problem, pool: Pool) -> NDArray[np.bool_]:
+        """Which kernels serve a problem in its simpler shapes."""
+        op, arch = self.registry.op, self.registry.arch
+        found = (reshaped_for(op, kernel, problem, arch) is not None for kernel in pool.kernels)
+        return np.fromiter(found, bool, len(pool.kernels))
+
+    def _as_served(
+        self,
+        times: Array,
+        problem: Problem,
+        pool: Pool,
+        ranker: Ranker,
+        is_reshaped: NDArray[np.bool_],
+    ) -> Array:
+        """Times of kernels that see a problem as it is in place of those in its simpler shapes.
+
+        The vendor's are of the call as it is, too, where the ranker knows that.
+        """
+        is_known = ranker.why_unfit(problem, self.registry.arch) is None
+        as_is = ~is_reshaped
+        as_is[list(pool.vendors)] = is_known
+        return np.where(as_is, ranker.predict_us(problem, pool.kernels, self.registry.arch), times)
 
     def _leaders(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
         """Places and times of the fastest few, without ranking all."""

@@ -11,6 +11,7 @@ from tilewise.core.dtypes import dtype
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage, empty, view
+from tilewise.dispatch.reshaping import ReshapedPlan, reshaped_for
 from tilewise.engines import Engine, Plan
 from tilewise.ops.contract import Op, get_op
 
@@ -68,8 +69,15 @@ class CopyCosts:
     ) -> None:
         self._examples, self._which, self._cost = examples, which, cost
         self._known: list[float | None] = [None] * len(examples)
+        self._spared: Sequence[bool] = ()
+
+    def spare(self, which: Sequence[bool]) -> None:
+        """Kernels that need no copies after all."""
+        self._spared = which
 
     def __getitem__(self, place: int) -> float:
+        if len(self._spared) and self._spared[place]:
+            return 0.0
         return self._of(self._which[place])
 
     def any(self) -> bool:
@@ -130,9 +138,12 @@ def plan_for(
     op: Op, engine: Engine, kernel: Kernel, problem: Problem, arch: Arch, epilogue: Any = None
 ) -> Plan:
     """A plan for `problem`, padded where the kernel needs it; it fuses `epilogue` if it can."""
-    larger = aligned(op, kernel, problem)
+    other = reshaped_for(op, kernel, problem, arch)
+    larger = aligned(op, kernel, problem) if other is None else other
     fused = {"epilogue": epilogue} if epilogue is not None and engine.takes_epilogue else {}
     plan = engine.plan(kernel, larger, arch, **fused)
+    if other is not None:
+        return ReshapedPlan(op, plan, problem)
     return plan if larger == problem else PaddedPlan(op, plan, problem)
 
 

@@ -9,6 +9,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy, parse_policy
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_dispatcher
+from tilewise.dispatch.reshaping import reshaped_for
 from tilewise.engines import engines_for, get_engine
 from tilewise.ops.contract import get_op
 from tilewise.selection.measured import Times
@@ -31,7 +32,9 @@ def tune_problems(
     for problem in dict.fromkeys(problems):
         if problem.is_empty:
             continue
-        times = _timed(bench, problem, _candidates(problem, arch, top))
+        times: dict[str, float] = {}
+        for seen, kernels in _as_served(problem, _candidates(problem, arch, top), arch).items():
+            times |= _timed(bench, seen, kernels)
         if times:
             found[problem] = times
         on_done(problem, times)
@@ -57,7 +60,8 @@ def _candidates(problem: Problem, arch: Arch, top: int) -> list[Kernel]:
     head: list[Kernel] = []
     for ranked in dispatcher.select(problem).ranking:
         kernel = ranked.kernel
-        if kernel.engine != "vendor" and op.why_unusable(kernel, problem, arch) is None:
+        seen = reshaped_for(op, kernel, problem, arch) or problem
+        if kernel.engine != "vendor" and op.why_unusable(kernel, seen, arch) is None:
             head.append(kernel)
         if len(head) == top:
             break
@@ -67,6 +71,17 @@ def _candidates(problem: Problem, arch: Arch, top: int) -> list[Kernel]:
         if kernel.engine == "vendor" and getattr(kernel, "library", "") == "torch"
     ]
     return [*head, *(k for k in vendors if op.why_unusable(k, problem, arch) is None)]
+
+
+def _as_served(
+    problem: Problem, kernels: Sequence[Kernel], arch: Arch
+) -> dict[Problem, list[Kernel]]:
+    """Which of the kernels compute a problem as it is, and which in simpler shapes."""
+    op = get_op(problem.op)
+    found: dict[Problem, list[Kernel]] = {}
+    for kernel in kernels:
+        found.setdefault(reshaped_for(op, kernel, problem, arch) or problem, []).append(kernel)
+    return found
 
 
 def _timed(bench: Bench, problem: Problem, kernels: Sequence[Kernel]) -> dict[str, float]:

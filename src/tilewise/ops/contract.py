@@ -100,6 +100,8 @@ class Op:
     padded: Callable[[Any, tuple[int, ...]], Problem] | None = None
     """`padded(problem, alignment)`: the smallest larger problem of aligned sizes, whose result
     holds the smaller one's in its first corner when the operands are filled up with zeros."""
+    reshaped: Callable[[Any], Problem] | None = None
+    """`reshaped(problem)`: the simplest problem that is the same on the same memory, or itself."""
     lenders: Mapping[str, Path] = field(default_factory=dict)
     """Family -> the folder of the op whose GPU kernels it launches; their sources are its own."""
     implied: Mapping[str, Any] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class MeasuredRanker:
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given; infinite for those that were not timed."""
-        times = self.times[problem]
+        times = self.times.get(problem, {})
         return np.array([times.get(kernel.name, inf) for kernel in kernels])
 
     def leaders_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> None:

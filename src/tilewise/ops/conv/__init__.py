@@ -7,6 +7,7 @@ from tilewise.ops.contract import Op
 from tilewise.ops.conv.kernels import KERNEL_TYPES, why_unusable
 from tilewise.ops.conv.problem import ConvProblem, padded, shapes, storage
 from tilewise.ops.conv.reference import reference
+from tilewise.ops.conv.reshape import reshaped
 
 OPERANDS = {"conv_fwd": ("x", "w"), "conv_bwd_data": ("dy", "w"), "conv_bwd_weight": ("x", "dy")}
 
@@ -23,6 +24,7 @@ OPS = tuple(
         implied={"direction": name.removeprefix("conv_")},
         storage=storage,
         padded=padded,
+        reshaped=reshaped,
         kernel_types=KERNEL_TYPES,
         why_unusable=why_unusable,
         reference=reference,

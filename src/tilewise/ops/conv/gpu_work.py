@@ -16,8 +16,8 @@ TAPS = ("implicit", "im2col", "gather", "rows")
 """Matrix products one tap at a time, channels padded to whole steps."""
 PRODUCT = ("gemm",)
 """One matrix product over all pixels, by a GEMM kernel: some lay tiles on its transpose."""
-PACKED = ("packed", "gather")
-"""Taps and channels in one row."""
+PACKED = ("packed", "gather", "taps")
+"""Taps and channels in one row, or several taps of few channels in a step."""
 PANELS = ("im2col", "rows")
 """A filter's gradient lies on whole panels of 64 channels, one tap's behind the other's."""
 HALO = ("halo",)
@@ -34,6 +34,7 @@ WALKING = ("grouped", "stem", "channelwise")
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
     **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
+    **{"taps": 0.1, "image": 0.001},  # never run on a GPU: behind those that were
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")

@@ -25,18 +25,21 @@ __all__ = [
 MODULES = {
     **{("triton", family): "launch_triton" for family in FAMILIES},
     ("triton", "gemm"): "launch_gemm",
-    **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather")},
+    **{("cuda", family): "launch_dense" for family in ("im2col", "rows", "gather", "taps")},
     ("cuda", "halo"): "launch_halo",
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
     ("cuda", "stem"): "launch_stem",
+    ("cuda", "image"): "launch_image",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""
 CUDA_FILES = {
     **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
+    "taps": ("implicit", "wgrad"),
     **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
     "halo": ("halo", "halo_wgrad"),
+    "image": ("image", "image"),
 }
 """Family -> the file of its kernels over pixels, and that of its filters' gradients."""
 KNOWN = (*"zyx", *(f"{what}_{dim}" for what in ("stride", "dilation", "pad") for dim in "dhw"))
@@ -45,7 +48,13 @@ library serves those of given layers."""
 EXTENTS = ("d", "h", "w")
 """Sizes that differ from call to call of one layer, as its images do; but one stays one."""
 VARIED = ("n", *EXTENTS)
-PATCHES = ("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_stem")
+PATCHES = (
+    "launch_channelwise",
+    "launch_depthwise",
+    "launch_grouped",
+    "launch_image",
+    "launch_stem",
+)
 
 
 def launch(

@@ -11,7 +11,7 @@ from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
-from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes, store_buffers
+from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes, store_buffers, tap_channels
 from tilewise.ops.conv.launch_pieces import (
     ATOMIC,
     DIRECT,
@@ -126,6 +126,8 @@ class Part:
         count, k = taps(self.walk), self.kernel
         if k.family == "gather":
             return -(-count * self.read // k.tile_k)
+        if k.family == "taps":
+            return -(-count * tap_channels(self.problem) // k.tile_k)
         return count * -(-self.read // k.tile_k)
 
     @property
@@ -194,8 +196,11 @@ class Part:
         )
 
     def _last_parts(self) -> int:
-        """Quarters of a step that the last channels fill; gathered ones fill all."""
-        left = 0 if self.kernel.family == "gather" else self.read % self.kernel.tile_k
+        """Quarters of a step that the last channels or taps fill; gathered ones fill all."""
+        left, family = self.read, self.kernel.family
+        if family == "taps":
+            left = taps(self.walk) * tap_channels(self.problem)
+        left = 0 if family == "gather" else left % self.kernel.tile_k
         return -(-4 * left // self.kernel.tile_k) or 4
 
     @property
@@ -271,6 +276,7 @@ class Part:
             "SHARE_FILTER": int(k.share == "filter"),
             "BLOCKS": k.blocks,
             **({"VECTOR": self._vector()} if k.family == "gather" else {}),
+            **({"TAP_CHANNELS": self._row()} if k.family == "taps" else {}),
         }
 
     def _loader(self) -> str:
@@ -300,11 +306,16 @@ class Part:
             image = im2col_map(
                 *(k, self.problem, self.walk),
                 pixels=count,
-                channels=k.tile_k,
+                channels=self._row(),
                 stride=self.outer[0],
                 count=total,
             )
         return {"pixels_map": image, "filter_map": self.filter_map()}
+
+    def _row(self) -> int:
+        """Channels in a row of a stage's pixels."""
+        is_short = self.kernel.family == "taps"
+        return tap_channels(self.problem) if is_short else self.kernel.tile_k
 
     def _gathered(self) -> dict[str, Argument]:
         d, h, w = source_sizes(self.problem)
@@ -324,15 +335,15 @@ class Part:
         """{channels, taps, filters}; read along the channels forward, across them backward."""
         k, p, size = self.kernel, self.problem, element(self.kernel.dtype).bytes
         share = k.cluster if k.share == "filter" else 1
-        c = p.c // p.g
+        c, row = p.c // p.g, self._row()
         is_across = k.op == "conv_bwd_data"
         return TensorMap(
             tensor=SECOND,
             dtype=stored(k.dtype),
             sizes=(c, p.taps, p.k),
             strides=(size * c, size * self.outer[1]),
-            box=(64, 1, k.tile_k // share) if is_across else (k.tile_k, 1, k.tile_n // share),
-            swizzle=ROW_BYTES,
+            box=(64, 1, row // share) if is_across else (row, 1, k.tile_n // share),
+            swizzle=ROW_BYTES if is_across else row * size,
         )
 
     def _places(self) -> dict[str, int]:

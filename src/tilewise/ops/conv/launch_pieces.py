@@ -85,7 +85,7 @@ def im2col_map(
         sizes=(count, *extents, problem.n),
         strides=_image_strides(kernel, extents, count, stride),
         steps=(1, *(axis.stride for axis in axes), 1),
-        swizzle=ROW_BYTES,
+        swizzle=channels * element(kernel.dtype).bytes,
         im2col=Im2col(
             lower=tuple(axis.corner for axis in axes),
             upper=tuple(axis.upper(n) for axis, n in zip(axes, extents, strict=True)),
@@ -255,11 +255,12 @@ def representative(kernel: DenseConvKernel) -> ConvProblem:
     is_line = kernel.family == "halo" and kernel.is_weight
     lines = kernel.math_groups if is_line else 1 if kernel.family == "rows" else 3
     columns = min(lines, 3) if kernel.family == "rows" else 3
+    count = 32 if kernel.family == "taps" else 256
     return ConvProblem(
         direction=kernel.op.removeprefix("conv_"),
         n=32,
-        c=256,
-        k=256,
+        c=count,
+        k=count,
         h=56,
         w=56,
         y=lines,

@@ -26,7 +26,7 @@ from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Axis, Walk, forward
 from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap, Zero
 
-LOADERS = {"im2col": 0, "rows": 1, "gather": 2}
+LOADERS = {"im2col": 0, "rows": 1, "gather": 2, "taps": 3}
 PANEL = 64
 """Channels, and pixels, of what a copy brings."""
 

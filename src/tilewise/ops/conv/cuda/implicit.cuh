@@ -3,7 +3,8 @@
 // result[pixel][n] = sum over taps and channels of image[window of pixel at tap][c] * filter[n][tap][c]
 //
 // A tile is TILE_M pixels x TILE_N channels of one group; a step of the reduction is one row of 128
-// bytes: 64 channels (32 of tf32) of one tap, or where the loader gathers, of all taps in a row.
+// bytes: 64 channels (32 of tf32) of one tap, or where the loader gathers, of all taps in a row. Few
+// channels come as several taps in a step, one block of shorter rows behind the other.
 // Load warps fill a ring of stages (pixels, then filter), math groups multiply:
 //   cooperative  the groups divide the tile's rows
 //   PINGPONG     two groups take turns, one tile each; one multiplies while the other stores
@@ -17,7 +18,8 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
 // BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS, STORE_BUFFERS,
-// LAST_PARTS (quarters of a step that a tap's last channels fill), BLOCKS; gathering VECTOR besides.
+// LAST_PARTS (quarters of a step that a tap's last channels, or the last taps, fill), BLOCKS; gathering
+// VECTOR besides, several taps a step TAP_CHANNELS (16 or 32).
 #pragma once
 #include "conv/cuda/schedule.cuh"
 #include "conv/cuda/store.cuh"
@@ -27,10 +29,17 @@
 #define LOAD_IM2COL 0  // TMA walks the pixels: any padding, strides up to 8, channels in multiples of 8
 #define LOAD_ROWS 1    // pixels are rows of a matrix: 1x1, stride 1, no padding
 #define LOAD_GATHER 2  // load warps compute every address: anything
+#define LOAD_TAPS 3    // as im2col, TAP_CHANNELS channels of each tap and several taps a step
 
 constexpr int element_bytes = sizeof(ELEMENT);
 constexpr int tile_k = 128 / element_bytes;        // of a stage
 constexpr int instruction_k = 32 / element_bytes;  // of a wgmma
+#if LOADER == LOAD_TAPS
+constexpr int row_k = TAP_CHANNELS;                // of a row of pixels
+#else
+constexpr int row_k = tile_k;
+#endif
+constexpr u32 row_bytes = row_k * element_bytes;   // which is what the swizzle spans
 // Read across, the filter comes in whole panels of 64 columns.
 constexpr int pixel_bytes = TILE_M * 128;
 constexpr int filter_bytes = (BACKWARD ? (TILE_N + 63) / 64 * 64 : TILE_N) * 128;
@@ -74,6 +83,12 @@ struct Turns {
   }
 };
 
+// Rows along the reduction. The descriptor's mode of swizzling counts from 1, for 128 bytes.
+DEVICE u64 rows_operand(u32 address) {
+  constexpr u64 shorter = row_bytes == 128 ? 0 : row_bytes == 64 ? 1 : 2;
+  return wgmma_operand(address, 16, 8 * row_bytes) + (shorter << 62);
+}
+
 // One step, of whose channels the first Parts quarters are multiplied.
 template <int Parts>
 DEVICE void multiply_step(float (&sums)[row_blocks][TILE_N / 2], u32 pixels, u32 filter,
@@ -81,18 +96,20 @@ DEVICE void multiply_step(float (&sums)[row_blocks][TILE_N / 2], u32 pixels, u32
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Parts; k++) {
+    const u32 tap = k * instruction_k / row_k, along = k * 32 % row_bytes;
     const u64 b = BACKWARD ? wgmma_operand(filter + k * instruction_k * 128, tile_k * 128, 1024)
-                           : wgmma_operand(filter + k * 32, 16, 1024);
+                           : rows_operand(filter + tap * TILE_N * row_bytes + along);
 #pragma unroll
     for (int m = 0; m < row_blocks; m++)
       wgmma<ELEMENT, TILE_N, true, !BACKWARD>(
-          sums[m], wgmma_operand(pixels + m * 8192 + k * 32, 16, 1024), b, accumulate || k > 0);
+          sums[m], rows_operand(pixels + (tap * TILE_M + m * 64) * row_bytes + along), b,
+          accumulate || k > 0);
   }
   wgmma_commit();
 }
 
 // All steps of a tile into `sums`; one step's products stay in flight. A step whose number is a
-// multiple of `blocks` less one has a tap's last channels, which may be few.
+// multiple of `blocks` less one has a tap's last channels, or the last taps, which may be few.
 DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& ring, Place& at,
                      u32 stages, const Tiles::Work& work, int blocks, int first_row,
                      const Turns& turns, bool has_next, u32 thread) {
@@ -100,7 +117,7 @@ DEVICE void multiply(float (&sums)[row_blocks][TILE_N / 2], const StageRing& rin
   for (int step = work.first; step < work.last; step++) {
     ring.wait_full(at);
     if constexpr (is_gathering) fence_async();  // what threads copied is read by the matrix units
-    const u32 pixels = stages + at.stage * stage_bytes + first_row * 128;
+    const u32 pixels = stages + at.stage * stage_bytes + first_row * row_bytes;
     const u32 filter = stages + at.stage * stage_bytes + pixel_bytes;
     if (LAST_PARTS < 4 && step % blocks == blocks - 1)
       multiply_step<LAST_PARTS>(sums, pixels, filter, step > work.first);
@@ -187,7 +204,8 @@ implicit(SOURCE_PARAMETERS, RESULT_MAP RESULT* result, const RESULT* bias, const
     const Output<RESULT> out = {result, RESULT_MAP_ADDRESS, bias, residual, partial,
                         {result_first, result_n, result_d, result_h, result_w},
                         pixels, out_channels, out_channels * groups, unaligned % 8 == 0};
-    math(ring, schedule, walk, out, stages, staging, rank, (in_channels + tile_k - 1) / tile_k);
+    const int blocks = LOADER == LOAD_TAPS ? steps : (in_channels + tile_k - 1) / tile_k;
+    math(ring, schedule, walk, out, stages, staging, rank, blocks);
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while its neighbour may still arrive on it
   wait_for_previous_grid();  // another part of the result: who waits for this one has both

@@ -10,10 +10,14 @@ constexpr int loads_of_a_stage = LOAD_WARPS;
 constexpr u16 everyone = (1 << CLUSTER) - 1;
 constexpr int filter_share = SHARE_FILTER ? CLUSTER : 1;
 constexpr bool are_pixels_shared = CLUSTER > 1 && !SHARE_FILTER;
+constexpr int step_taps = tile_k / row_k;
+// From one tap to the next in a stage's filter: read across, in every panel.
+constexpr u32 filter_step = BACKWARD ? row_k * 128 : TILE_N * row_bytes;
 static_assert(LOAD_WARPS <= 2, "one warp for the pixels, one for the filter");
+static_assert(step_taps == 1 || CLUSTER == 1, "several taps in a step are not shared");
 
 DEVICE int reduction_steps(const Walk& walk, int in_channels) {
-  return walk.taps() * ((in_channels + tile_k - 1) / tile_k);
+  return (walk.taps() + step_taps - 1) / step_taps * ((in_channels + tile_k - 1) / tile_k);
 }
 
 struct Loader {
@@ -39,21 +43,28 @@ struct Loader {
       const Tiles::Work work = schedule.work(index, rank);
       const Pixel corner = walk.corner(walk.pixel(first_pixel(work)));
       const int skipped = SUM == SUM_DIRECT ? 0 : work.first / blocks;
-      Tap tap(walk, skipped);
+      Tap tap(walk, skipped * step_taps);
       int block = work.first - skipped * blocks;
       for (int step = work.first; step < work.last; step++) {
         const u32 to = stages + at.stage * stage_bytes;
+        const int left = walk.taps() - step * step_taps;
+        const int taps = step_taps == 1 || left > step_taps ? step_taps : left;
         ring.wait_empty(at);
-        ring.expect(at, (brings_pixels ? pixel_bytes : 0) + (brings_filter ? filter_bytes : 0));
-        if (brings_pixels) load_pixels(to, ring.full(at), work, corner, tap, block * tile_k);
-        if (brings_filter)
-          filter.load(to + pixel_bytes, ring.full(at), work.group, work.channel_tile * TILE_N,
-                      tap.place(walk), block * tile_k);
-        at.next();
-        if (++block == blocks) {
-          block = 0;
-          tap.next(walk);
+        ring.expect(at, taps * ((brings_pixels ? pixel_bytes / step_taps : 0) +
+                                (brings_filter ? filter_bytes / step_taps : 0)));
+        for (int i = 0; i < taps; i++) {
+          if (brings_pixels)
+            load_pixels(to + i * (pixel_bytes / step_taps), ring.full(at), work, corner, tap,
+                        block * tile_k);
+          if (brings_filter)
+            filter.load(to + pixel_bytes + i * filter_step, ring.full(at), work.group,
+                        work.channel_tile * TILE_N, tap.place(walk), block * tile_k);
+          if (++block == blocks) {
+            block = 0;
+            tap.next(walk);
+          }
         }
+        at.next();
       }
     }
   }

@@ -18,6 +18,7 @@ from tilewise.ops.conv.kernels import (
     depthwise,
     gemm,
     grouped,
+    image,
     stem,
     triton,
 )
@@ -34,6 +35,7 @@ _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     depthwise.DepthwiseConvKernel: depthwise.why_unusable,
     grouped.GroupedConvKernel: grouped.why_unusable,
     stem.StemConvKernel: stem.why_unusable,
+    image.ImageConvKernel: image.why_unusable,
     vendor.VendorKernel: vendor.why_unusable,
 }
 

@@ -12,7 +12,7 @@ from tilewise.ops.conv.kernels import dense_rules
 from tilewise.ops.conv.problem import ConvProblem
 
 OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
-FAMILIES = ("im2col", "rows", "gather", "halo")
+FAMILIES = ("im2col", "rows", "gather", "halo", "taps")
 DTYPES = ("bf16", "fp16", "tf32")
 
 
@@ -24,6 +24,7 @@ class DenseConvKernel(Kernel):
     im2col  TMA walks the pixels of the convolution, padding and strides included
     rows    TMA copies rows of a matrix: 1x1 filters over all pixels
     gather  every thread of the load warps computes its addresses; serves any channels and strides
+    taps    as im2col, several taps of up to 32 channels in a step
     halo    TMA copies patches of the image with their rim once, and the taps read them shifted
 
     A tile is pixels x channels of the result; of the gradient of the filter, filters x entries

@@ -35,6 +35,8 @@ LARGEST_RIM = 240
 """Of a patch: a box has 256 pixels at most along each side."""
 SIDE = 8
 """Of the blocks of pixels that halo kernels take."""
+MOST_TAP_CHANNELS = 32
+"""That are read, so that several taps share a step."""
 CHUNK_BYTES = 16
 """Of copies: what rows of TMA and of 16-byte loads are multiples of."""
 
@@ -83,11 +85,20 @@ def broken(k: DenseConvKernel) -> list[str]:
         }
     else:
         rules[f"steps are of {step}"] = k.tile_k != step
+    if k.family == "taps":
+        rules["taps are shared by no cluster, are of 16 bits, and of pixels"] = (
+            k.cluster > 1 or k.dtype == "tf32" or k.is_weight
+        )
     if is_halo:
         rules["patches are shared by no cluster, and groups take no turns"] = (
             k.share != "filter" or k.pingpong or k.blocks > 1
         )
     return [rule for rule, is_broken in rules.items() if is_broken]
+
+
+def tap_channels(p: ConvProblem) -> int:
+    """Channels of a tap in a step of several."""
+    return 16 if channels(p)[0] <= 16 else MOST_TAP_CHANNELS
 
 
 def filter_rows(k: DenseConvKernel) -> int:
@@ -195,7 +206,9 @@ def _why_not_loaded(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | Non
             return f"groups are read in multiples of {k.tile_k} channels"
     if k.family == "rows":
         return None if p.is_pointwise else "the filter is not 1x1 over all pixels"
-    return _why_not_im2col(p) if k.family == "im2col" else _why_not_halo(k, p, arch)
+    if k.family == "taps" and (p.g > 1 or read > MOST_TAP_CHANNELS or p.taps == 1):
+        return f"it is for taps of up to {MOST_TAP_CHANNELS} channels that are read, in one group"
+    return _why_not_halo(k, p, arch) if k.family == "halo" else _why_not_im2col(p)
 
 
 def _why_not_halo(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
