@@ -29,7 +29,7 @@ STREAM = ("grouped", "depthwise", "stem")
 `tile_w` pixels of an image, and its rim is read besides."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
-    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
+    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8, "ragged": 0.82},
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")
@@ -53,7 +53,8 @@ _COPYING = ", ".join(f'"{name}"' for name, kind in BY_FAMILY.items() if kind.cop
 GPU_HELPERS = {
     "is_ours": 'k_engine == "triton" or k_engine == "cuda"',
     "is_packed": _one_of(PACKED),
-    "is_halo": _one_of(HALO),
+    "is_halo": f'{_one_of(HALO)} or k_loader == "halo"',
+    "is_ragged": 'k_family == "ragged"',
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
     "is_product": _one_of(PRODUCT),
@@ -91,6 +92,8 @@ GPU_HELPERS = {
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
     "tile_taps": f"taps if is_halo and {_WEIGHT} else 1",
+    # Of a group's last step, ragged kernels multiply whole instructions alone.
+    "multiplied": "ceil_div(source_c, 16) * 16 / (ceil_div(source_c, tk) * tk) if is_ragged else 1",
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
@@ -108,7 +111,7 @@ TIME_HELPERS = {
     "together": "min(resident, ceil_div(tiles, units))",
     "rounds": "ceil_div(tiles, units * together)",
     "l2_gb_s": "a_memory_gb_s * (1.1 if is_vector else 1.5 if is_pointer else 3)",
-    "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
+    "own_step_us": "max(2 * multiplied * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
     "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
     "+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if is_pointer else 0.4) "

@@ -30,6 +30,7 @@ MODULES = {
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
+    ("cuda", "ragged"): "launch_ragged",
     ("cuda", "stem"): "launch_stem",
 }
 """Engine and family -> the module whose function of the same name makes its launches."""
@@ -37,8 +38,9 @@ CUDA_FILES = {
     **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
     **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
     "halo": ("halo", "halo_wgrad"),
+    "ragged": ("implicit", "halo", "wgrad"),
 }
-"""Family -> the file of its kernels over pixels, and that of its filters' gradients."""
+"""Family -> the files of its kernels over pixels, and last that of its filters' gradients."""
 KNOWN = (*"zyx", *(f"{what}_{dim}" for what in ("stride", "dilation", "pad") for dim in "dhw"))
 """Sizes that kernels are compiled for, or that decide how many steps a launch has: an exported
 library serves those of given layers."""
@@ -83,8 +85,10 @@ def why_unfused(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> str
 
 def cuda_files(op: str, family: str) -> list[str]:
     """Below `ops/`, what a family's kernels of an op are made of, but for what these include."""
-    pixels, weight = CUDA_FILES[family]
-    names = (weight, "sum_slices") if op == "conv_bwd_weight" else (pixels, "reduce", "sum_columns")
+    *pixels, weight = CUDA_FILES[family]
+    names = (
+        (weight, "sum_slices") if op == "conv_bwd_weight" else (*pixels, "reduce", "sum_columns")
+    )
     return [f"conv/cuda/{name}.cuh" for name in names]
 
 

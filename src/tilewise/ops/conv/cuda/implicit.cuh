@@ -17,7 +17,8 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
 // BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS, STORE_BUFFERS,
-// LAST_PARTS (quarters of a step that a tap's last channels fill), BLOCKS; gathering VECTOR besides.
+// LAST_PARTS (quarters of a step that a tap's last channels fill), RAGGED (they end within a quarter:
+// the next group's, which fill it up, meet zeros of the filter), BLOCKS; gathering VECTOR besides.
 #pragma once
 #include "conv/cuda/schedule.cuh"
 #include "conv/cuda/store.cuh"

@@ -18,6 +18,7 @@ from tilewise.ops.conv.kernels import (
     depthwise,
     gemm,
     grouped,
+    ragged,
     stem,
     triton,
 )
@@ -33,6 +34,7 @@ _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     channelwise.ChannelwiseConvKernel: channelwise.why_unusable,
     depthwise.DepthwiseConvKernel: depthwise.why_unusable,
     grouped.GroupedConvKernel: grouped.why_unusable,
+    ragged.RaggedConvKernel: ragged.why_unusable,
     stem.StemConvKernel: stem.why_unusable,
     vendor.VendorKernel: vendor.why_unusable,
 }
