@@ -84,7 +84,7 @@ def test_a_selector_sees_who_loads(op: str) -> None:
     own -= {("triton", "pingpong")} if op == "conv_bwd_weight" else set()  # the pool lists none
     own |= {("cuda", name) for name in ("im2col", "rows", "gather", "halo")}
     if op != "conv_bwd_weight":  # a thread that multiplies starts the gradient's copies
-        own |= {("cuda", "grouped"), ("cuda", "ragged")} | (
+        own |= {("cuda", "grouped"), ("cuda", "padded"), ("cuda", "ragged")} | (
             {("cuda", "stem")} if op == "conv_fwd" else set()
         )
     assert loads == own

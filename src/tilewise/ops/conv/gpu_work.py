@@ -24,7 +24,7 @@ MERGED = ("merged",)
 """Groups side by side in a tile, foreign products by zero."""
 VECTOR = ("direct", "channelwise")
 """Channel by channel on the vector units, all groups in one row."""
-STREAM = ("grouped", "depthwise", "stem")
+STREAM = ("grouped", "padded", "depthwise", "stem")
 """Small groups on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
 `tile_w` pixels of an image, and its rim is read besides."""
 RATES = {
@@ -55,6 +55,7 @@ GPU_HELPERS = {
     "is_packed": _one_of(PACKED),
     "is_halo": f'{_one_of(HALO)} or k_loader == "halo"',
     "is_ragged": 'k_family == "ragged"',
+    "is_padded": 'k_family == "padded"',
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
     "is_product": _one_of(PRODUCT),
@@ -94,6 +95,12 @@ GPU_HELPERS = {
     "tile_taps": f"taps if is_halo and {_WEIGHT} else 1",
     # Of a group's last step, ragged kernels multiply whole instructions alone.
     "multiplied": "ceil_div(source_c, 16) * 16 / (ceil_div(source_c, tk) * tk) if is_ragged else 1",
+    # Of groups that are padded: as many as have whole chunks of channels are a unit.
+    "unit_groups": "max(8 // gcd(8, source_c), 8 // gcd(8, result_c))",
+    "block_result_c": "unit_groups * result_c * (2 if unit_groups * result_c <= 32 else 1) "
+    "if is_padded else 64",
+    "stream_waste": "ceil_div(unit_groups * source_c, 16) * ceil_div(unit_groups * result_c, 16) "
+    "* 256 / (unit_groups * source_c * result_c) if is_padded else max(1, 16 / source_c)",
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
@@ -124,13 +131,13 @@ TIME_HELPERS = {
     "patch_tiles": "p_n * line_d * ceil_div(line_h, tile_h) * ceil_div(line_w, tile_w)",
     "patch_fill": "p_n * line_d * line_h * line_w / (patch_tiles * tile_h * tile_w)",
     **{f"patch_{d}": f"(tile_{d} + (reach_{d} - 1) / p_stride_{d}) / tile_{d}" for d in "hw"},
-    "patch_blocks": "patch_tiles * ceil_div(p_g * result_c, 64)",
+    "patch_blocks": "patch_tiles * ceil_div(p_g * result_c, block_result_c)",
     "patch_rounds": "ceil_div(patch_blocks, slots)",
     "patch_round_fill": "patch_blocks / (patch_rounds * slots)",
     # Rims come from L2; the last round of blocks leaves memory idle, the less the more there are.
     "stream_layer_us": "max(traffic_us * (0.8 + 0.3 * patch_h * patch_w) "
     "* (1 + 0.5 * (1 / patch_round_fill - 1) / patch_rounds), "
-    "flops * max(1, 16 / source_c) / (patch_fill * peak_tflops * 500000))",
+    "flops * stream_waste / (patch_fill * peak_tflops * 500000))",
     "conv_us": "a_launch_us / 2 + slices_us + "
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
     # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a

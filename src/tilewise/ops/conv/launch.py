@@ -30,6 +30,7 @@ MODULES = {
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
+    ("cuda", "padded"): "launch_padded",
     ("cuda", "ragged"): "launch_ragged",
     ("cuda", "stem"): "launch_stem",
 }
@@ -37,6 +38,7 @@ MODULES = {
 CUDA_FILES = {
     **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
     **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
+    "padded": ("grouped", "grouped_weight"),
     "halo": ("halo", "halo_wgrad"),
     "ragged": ("implicit", "halo", "wgrad"),
 }
@@ -47,7 +49,9 @@ library serves those of given layers."""
 EXTENTS = ("d", "h", "w")
 """Sizes that differ from call to call of one layer, as its images do; but one stays one."""
 VARIED = ("n", *EXTENTS)
-PATCHES = ("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_stem")
+PATCHES = (
+    *("launch_channelwise", "launch_depthwise", "launch_grouped", "launch_padded", "launch_stem"),
+)
 
 
 def launch(
