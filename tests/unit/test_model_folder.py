@@ -227,12 +227,13 @@ def test_kernels_of_a_family_that_was_never_measured_come_last() -> None:
 
 @pytest.mark.parametrize("op", ["conv_fwd", "conv_bwd_data", "conv_bwd_weight"])
 def test_the_h200s_convolutions_are_known_and_the_safety_nets_come_last(op: str) -> None:
-    """Of some families few problems were measured: they are known all the same."""
+    """Of some families few problems were measured: they count as known. Others never were."""
     arch = load_arch("sm_90", "H200")
     model = load_model(SHIPPED / f"sm_90_{op}")
     kernels = [k for k in load_pool(get_op(op), arch) if getattr(k, "dtype", "") == "bf16"]
     taken = model.handicaps(kernels)
     last = {k.family for k, much in zip(kernels, taken, strict=True) if much}  # type: ignore[attr-defined]
     first = {k.family for k, much in zip(kernels, taken, strict=True) if not much}  # type: ignore[attr-defined]
-    assert last == {"implicit", "packed", "merged", "direct"}
+    unmeasured = {"padded"} if op == "conv_bwd_weight" else {"padded", "ragged"}
+    assert last == {"implicit", "packed", "merged", "direct", *unmeasured}
     assert first >= {"gemm", "im2col", "rows", "halo", "gather", "grouped", "depthwise"}

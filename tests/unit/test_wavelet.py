@@ -39,7 +39,7 @@ def pool_of(op: str) -> list[Kernel]:
 
 
 def dense(op: str, family: str, dtype: str) -> list[DenseConvKernel]:
-    listed = [k for k in pool_of(op) if isinstance(k, DenseConvKernel)]
+    listed = [k for k in pool_of(op) if type(k) is DenseConvKernel]
     return [k for k in listed if (k.family, k.dtype) == (family, dtype)]
 
 
@@ -84,7 +84,7 @@ def test_a_selector_sees_who_loads(op: str) -> None:
     own -= {("triton", "pingpong")} if op == "conv_bwd_weight" else set()  # the pool lists none
     own |= {("cuda", name) for name in ("im2col", "rows", "gather", "halo")}
     if op != "conv_bwd_weight":  # a thread that multiplies starts the gradient's copies
-        own |= {("cuda", "grouped"), ("cuda", "taps")}
+        own |= {("cuda", name) for name in ("grouped", "padded", "ragged", "taps")}
         own |= {("cuda", "stem" if op == "conv_fwd" else "image")}
     assert loads == own
     assert "kernel_load_warps" in get_op(op).features.features

@@ -26,14 +26,14 @@ MERGED = ("merged",)
 """Groups side by side in a tile, foreign products by zero."""
 VECTOR = ("direct", "channelwise")
 """Channel by channel on the vector units, all groups in one row."""
-STREAM = ("grouped", "depthwise", "stem")
+STREAM = ("grouped", "padded", "depthwise", "stem")
 """Small groups on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
 `tile_w` pixels of an image, and its rim is read besides."""
-WALKING = ("grouped", "stem", "channelwise")
+WALKING = ("grouped", "padded", "stem", "channelwise")
 """As many blocks as run at once walk over tiles; depthwise ones do for gradients of filters."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
-    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8},
+    **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8, "ragged": 0.82},
     **{"taps": 0.1, "image": 0.001},  # never run on a GPU: behind those that were
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
@@ -59,7 +59,9 @@ GPU_HELPERS = {
     "is_ours": 'k_engine == "triton" or k_engine == "cuda"',
     "is_packed": _one_of(PACKED),
     "is_panels": _one_of(PANELS),
-    "is_halo": _one_of(HALO),
+    "is_halo": f'{_one_of(HALO)} or k_loader == "halo"',
+    "is_ragged": 'k_family == "ragged"',
+    "is_padded": 'k_family == "padded"',
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
     "is_product": _one_of(PRODUCT),
@@ -111,6 +113,14 @@ GPU_HELPERS = {
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
     "tile_taps": f"p_y * p_x if is_halo and {_WEIGHT} else 1",
+    # Of a group's last step, ragged kernels multiply whole instructions alone.
+    "multiplied": "ceil_div(source_c, 16) * 16 / (ceil_div(source_c, tk) * tk) if is_ragged else 1",
+    # Of groups that are padded: as many as have whole chunks of channels are a unit.
+    "unit_groups": "max(8 // gcd(8, source_c), 8 // gcd(8, result_c))",
+    "block_result_c": "unit_groups * result_c * (2 if unit_groups * result_c <= 32 else 1) "
+    "if is_padded else 64",
+    "stream_waste": "ceil_div(unit_groups * source_c, 16) * ceil_div(unit_groups * result_c, 16) "
+    "* 256 / (unit_groups * source_c * result_c) if is_padded else max(1, 16 / source_c)",
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
@@ -139,7 +149,7 @@ TIME_HELPERS = {
     "together": "min(resident, ceil_div(tiles, units))",
     "rounds": "ceil_div(tiles, units * together)",
     "l2_gb_s": "a_memory_gb_s * (1.1 if is_vector else 1.5 if is_pointer else 3)",
-    "own_step_us": "max(2 * tile_volume * units / (peak_tflops * 1000000 * rate), "
+    "own_step_us": "max(2 * multiplied * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
     "chain_us": "rounds * steps * max(together * own_step_us, 0.08) "
     "+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if is_pointer else 0.4) "
@@ -155,7 +165,7 @@ TIME_HELPERS = {
     "else p_n * line_d * line_h * line_w / (patch_tiles * tile_h * tile_w)",
     **{f"patch_{d}": f"(tile_{d} + (reach_{d} - 1) / p_stride_{d}) / tile_{d}" for d in "hw"},
     "patch_columns": f"ceil_div(p_k if {_WEIGHT} else p_g * result_c, "
-    "k_channels if k_channels > 0 else 64) "
+    "k_channels if k_channels > 0 else block_result_c) "
     f"* ((p_z * p_y if is_strips else p_z) if {_WEIGHT} else 1)",
     "patch_blocks": "patch_tiles * patch_columns",
     # Tiles that a block walks over, and blocks side by side: slices of a filter's gradient.
@@ -166,7 +176,7 @@ TIME_HELPERS = {
     # Rims come from L2; the last round of blocks leaves memory idle, the less the more there are.
     "stream_layer_us": "max(traffic_us * (0.8 + 0.3 * patch_h * patch_w) "
     "* (1 + 0.5 * (1 / patch_round_fill - 1) / patch_rounds), "
-    "flops * max(1, 16 / source_c) / (patch_fill * peak_tflops * 500000))",
+    "flops * stream_waste / (patch_fill * peak_tflops * 500000))",
     "conv_us": "a_launch_us / 2 + slices_us + "
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
     # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a

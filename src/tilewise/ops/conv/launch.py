@@ -30,6 +30,8 @@ MODULES = {
     ("cuda", "channelwise"): "launch_channelwise",
     ("cuda", "depthwise"): "launch_depthwise",
     ("cuda", "grouped"): "launch_grouped",
+    ("cuda", "padded"): "launch_padded",
+    ("cuda", "ragged"): "launch_ragged",
     ("cuda", "stem"): "launch_stem",
     ("cuda", "image"): "launch_image",
 }
@@ -38,10 +40,12 @@ CUDA_FILES = {
     **dict.fromkeys(("im2col", "rows", "gather"), ("implicit", "wgrad")),
     "taps": ("implicit", "wgrad"),
     **{name: (name, f"{name}_weight") for name in ("channelwise", "depthwise", "grouped", "stem")},
+    "padded": ("grouped", "grouped_weight"),
     "halo": ("halo", "halo_wgrad"),
     "image": ("image", "image"),
+    "ragged": ("implicit", "halo", "wgrad"),
 }
-"""Family -> the file of its kernels over pixels, and that of its filters' gradients."""
+"""Family -> the files of its kernels over pixels, and last that of its filters' gradients."""
 KNOWN = (*"zyx", *(f"{what}_{dim}" for what in ("stride", "dilation", "pad") for dim in "dhw"))
 """Sizes that kernels are compiled for, or that decide how many steps a launch has: an exported
 library serves those of given layers."""
@@ -53,6 +57,7 @@ PATCHES = (
     "launch_depthwise",
     "launch_grouped",
     "launch_image",
+    "launch_padded",
     "launch_stem",
 )
 
@@ -92,8 +97,10 @@ def why_unfused(kernel: Kernel, problem: ConvProblem, epilogue: Epilogue) -> str
 
 def cuda_files(op: str, family: str) -> list[str]:
     """Below `ops/`, what a family's kernels of an op are made of, but for what these include."""
-    pixels, weight = CUDA_FILES[family]
-    names = (weight, "sum_slices") if op == "conv_bwd_weight" else (pixels, "reduce", "sum_columns")
+    *pixels, weight = CUDA_FILES[family]
+    names = (
+        (weight, "sum_slices") if op == "conv_bwd_weight" else (*pixels, "reduce", "sum_columns")
+    )
     return [f"conv/cuda/{name}.cuh" for name in names]
 
 

@@ -11,11 +11,18 @@ from tilewise.core.dtypes import dtype as element
 from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
-from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, smem_bytes, store_buffers, tap_channels
+from tilewise.ops.conv.kernels.dense_rules import (
+    ROW_BYTES,
+    is_ragged,
+    smem_bytes,
+    store_buffers,
+    tap_channels,
+)
 from tilewise.ops.conv.launch_pieces import (
     ATOMIC,
     DIRECT,
     Outer,
+    by_group,
     check_aligned,
     cuda_source,
     cut,
@@ -195,6 +202,11 @@ class Part:
             arguments=tuple(arguments.values()),
         )
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether what is read of a group ends within a matrix instruction."""
+        return self.kernel.family != "gather" and is_ragged(self.kernel, self.problem)
+
     def _last_parts(self) -> int:
         """Quarters of a step that the last channels or taps fill; gathered ones fill all."""
         left, family = self.read, self.kernel.family
@@ -265,6 +277,7 @@ class Part:
             "CHANNEL_SUMS": int(self.epilogue.sums),
             "STORE_BUFFERS": store_buffers(k) if self.is_copied else 0,
             "LAST_PARTS": self._last_parts(),
+            "RAGGED": int(self.is_ragged),
             **self.constants(),
         }
 
@@ -337,7 +350,7 @@ class Part:
         share = k.cluster if k.share == "filter" else 1
         c, row = p.c // p.g, self._row()
         is_across = k.op == "conv_bwd_data"
-        return TensorMap(
+        made = TensorMap(
             tensor=SECOND,
             dtype=stored(k.dtype),
             sizes=(c, p.taps, p.k),
@@ -345,6 +358,7 @@ class Part:
             box=(64, 1, row // share) if is_across else (row, 1, k.tile_n // share),
             swizzle=ROW_BYTES if is_across else row * size,
         )
+        return by_group(made, 2, p.g) if is_across and self.is_ragged else made
 
     def _places(self) -> dict[str, int]:
         """Elements from the result's first to that of a pixel of this walk."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.grouped import (
-    CHANNELS,
     GroupedConvKernel,
+    Slots,
     patch,
-    read_channels,
     read_group,
     smem_bytes,
     written,
@@ -18,6 +18,7 @@ from tilewise.ops.conv.kernels.grouped import (
 )
 from tilewise.ops.conv.patches import (
     Argument,
+    Image,
     check_epilogue,
     corners,
     cuda_step,
@@ -32,7 +33,7 @@ from tilewise.ops.conv.patches import (
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap, Zero
 
 
 def launch_grouped(
@@ -53,7 +54,10 @@ def launch_grouped(
 def representative(kernel: GroupedConvKernel) -> ConvProblem:
     """A 3x3 layer of groups that share products, or of groups that need not."""
     sizes: dict[str, Any] = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
-    sizes |= {"c": 256, "k": 256, "g": 64 if kernel.spreads_nonfinite else 16}
+    if kernel.family == "padded":
+        sizes |= {"c": 384, "k": 384, "g": 32 if kernel.spreads_nonfinite else 16}
+    else:
+        sizes |= {"c": 256, "k": 256, "g": 64 if kernel.spreads_nonfinite else 16}
     direction = kernel.op.removeprefix("conv_")
     return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)
 
@@ -64,11 +68,31 @@ def _constants(kernel: GroupedConvKernel, p: ConvProblem) -> dict[str, int | str
         "ELEMENT": p.dtype,
         "READ_GROUP": read_group(p),
         "WRITTEN_GROUP": written_group(p),
+        "UNITS": kernel.slots(p).units,
+        "MERGED": kernel.slots(p).merged,
         "TILE_H": kernel.tile_h,
         "TILE_W": kernel.tile_w,
         "STAGES": kernel.stages,
         "BLOCKS": kernel.blocks,
     }
+
+
+def _map(image: Image, slots: Slots, unit: int, box: tuple[int, int, int, int]) -> TensorMap:
+    """Copies of `box` (depth, height, width, channels); where units are padded, of each of a block.
+
+    The channels of a unit and the units are dimensions, then, and that of the depth, one, is none.
+    """
+    made = image.map(box)
+    if not slots.units:
+        return made
+    deep, down, across, channels = box
+    w, h, _, n = made.strides
+    return replace(
+        made,
+        sizes=(unit, image.w, image.c // unit, image.h, image.n),
+        strides=(w, unit * w // image.c, h, n),
+        box=(channels, across, slots.units, down, deep),
+    )
 
 
 def _pixels(
@@ -84,10 +108,11 @@ def _pixels(
     (patch_d, deep), (patch_h, down), (patch_w, across) = (corners(p, dim) for dim in "dhw")
     tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
     tiles = p.n * deep * tiles_h * tiles_w
-    columns = -(-target.c // CHANNELS)
+    slots = kernel.slots(p)
+    columns = slots.columns
     arguments: dict[str, Argument] = {
-        "image": source.map((*patch(kernel, p), read_channels(p))),
-        "stored": target.map((*written(kernel, p), CHANNELS)),
+        "image": _map(source, slots, slots.read_unit, (*patch(kernel, p), slots.read)),
+        "stored": _map(target, slots, slots.written_unit, (*written(kernel, p), slots.written)),
         "weights": Pointer(tensor=SECOND),
         **finishing_pointers(epilogue),
         "filter_pitch": outer_pitches(p, strides)[SECOND],
@@ -127,12 +152,15 @@ def _weight(
     x, y = images(p, strides, is_aligned)
     tiles_w, tiles_h = -(-p.out_w // kernel.tile_w), -(-p.out_h // kernel.tile_h)
     tiles = p.n * p.out_d * tiles_h * tiles_w
-    columns = -(-p.k // CHANNELS)
+    slots = kernel.slots(p)
+    columns = slots.columns
     blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
     slices = 1 if kernel.atomic else blocks
     arguments: dict[str, Argument] = {
-        "image": x.map((*patch(kernel, p), read_channels(p))),
-        "result": y.map((1, kernel.tile_h, kernel.tile_w, CHANNELS)),
+        "image": _map(x, slots, slots.read_unit, (*patch(kernel, p), slots.read)),
+        "result": _map(
+            y, slots, slots.written_unit, (1, kernel.tile_h, kernel.tile_w, slots.written)
+        ),
         "slices": Scratch(offset=0),
         "slice_size": p.filter_elements,
         "filter_count": p.k,

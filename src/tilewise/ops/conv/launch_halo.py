@@ -18,6 +18,7 @@ from tilewise.ops.conv.launch_dense import Part, check_epilogue, join
 from tilewise.ops.conv.launch_pieces import (
     Outer,
     box_map,
+    by_group,
     check_aligned,
     cuda_source,
     cut,
@@ -109,6 +110,8 @@ class HaloPart(Part):
             box=(self.kernel.tile_k, SIDE + w.rim, SIDE + h.rim),
             is_3d=self.spatial == 3,
         )
+        if self.is_ragged and self.spatial == 2:
+            image = by_group(image, 0, self.problem.g)
         return {"image_map": image, "filter_map": self.filter_map()}
 
 

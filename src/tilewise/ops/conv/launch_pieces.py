@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 from tilewise.core.arch import Arch
@@ -139,6 +140,21 @@ def rows_map(
         strides=(element(kernel.dtype).bytes * channels,),
         box=box,
         swizzle=ROW_BYTES,
+    )
+
+
+def by_group(made: TensorMap, at: int, groups: int) -> TensorMap:
+    """The same with dimension `at` cut into one of a group's own and one of the groups.
+
+    What a box reaches beyond the group is zero, then, where it was the next group's.
+    """
+    strides = (element(made.dtype).bytes, *made.strides)
+    own = made.sizes[at] // groups
+    return replace(
+        made,
+        sizes=(*made.sizes[:at], own, groups, *made.sizes[at + 1 :]),
+        strides=(*strides[1 : at + 1], own * strides[at], *strides[at + 1 :]),
+        box=(*made.box[: at + 1], 1, *made.box[at + 1 :]),
     )
 
 

@@ -338,6 +338,14 @@ DEVICE void tma_load_multicast(u32 to, const TensorMap* map, u32 barrier, u16 bl
       "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+DEVICE void tma_load_multicast(u32 to, const TensorMap* map, u32 barrier, u16 blocks, int c0,
+                               int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
 
 // Pixels of a convolution, from the one whose window's corner is (w, h[, d], n), each `channels`
 // long from `c`, read (right, down[, deep]) of that corner: one tap of the filter.

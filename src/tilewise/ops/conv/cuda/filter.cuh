@@ -1,9 +1,11 @@
 // A tile of the filter [k][tap][c] by TMA. Forward: TILE_N rows (filters) of 128 bytes of channels.
 // Backward, where the filter is read across: panels of 64 channels, a row for each filter of the step.
+// ByGroup: its map has the filters of a group in a dimension of their own, so that what a step reads
+// beyond them is zero, not the next group's.
 #pragma once
 #include "cuda/ptx.cuh"
 
-template <int TileN, int TileK, bool IsBackward, int Blocks>
+template <int TileN, int TileK, bool IsBackward, int Blocks, bool ByGroup>
 struct FilterTile {
   static constexpr int panels = (TileN + 63) / 64;  // backward; the last may be wider than the tile
   static constexpr u32 bytes = (IsBackward ? panels * TileK : TileN) * 128;
@@ -21,12 +23,17 @@ struct FilterTile {
       constexpr int rows = TileK / Blocks;
 #pragma unroll
       for (int panel = 0; panel < panels; panel++)
-        copy(to + (panel * TileK + rank * rows) * 128, barrier, column + panel * 64, tap,
-             group * in_channels + channel + (int)rank * rows);
+        if constexpr (ByGroup)
+          copy(to + (panel * TileK + rank * rows) * 128, barrier, column + panel * 64, tap,
+               channel + (int)rank * rows, group);
+        else
+          copy(to + (panel * TileK + rank * rows) * 128, barrier, column + panel * 64, tap,
+               group * in_channels + channel + (int)rank * rows);
     }
   }
-  DEVICE void copy(u32 to, u32 barrier, int c0, int c1, int c2) const {
-    if constexpr (Blocks > 1) tma_load_multicast(to, map, barrier, everyone, c0, c1, c2);
-    else tma_load(to, map, barrier, c0, c1, c2);
+  template <class... At>
+  DEVICE void copy(u32 to, u32 barrier, At... at) const {
+    if constexpr (Blocks > 1) tma_load_multicast(to, map, barrier, everyone, at...);
+    else tma_load(to, map, barrier, at...);
   }
 };

@@ -16,20 +16,20 @@
 // Forward, row o of the result reads rows o * STRIDE_H + y * DILATION_H of the patch. Backward, the
 // image is cut into STRIDE_H x STRIDE_W phases (see Axis), so nothing is multiplied by the zeros between.
 //
-// One warp loads, four multiply; blocks walk over the tiles of their 64 channels.
+// One warp loads, four multiply; blocks walk over the tiles of their 64 channels, padded where groups
+// are none of 4, 8, 16 and 32: see units.cuh.
 // Macros: ELEMENT, BACKWARD, READ_GROUP and WRITTEN_GROUP (channels a group of the image that is read
-// and of the result), FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, LEAD_H/W, TILE_H, TILE_W,
+// and of the result), UNITS, MERGED, FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, LEAD_H/W, TILE_H, TILE_W,
 // STAGES, BLOCKS, BIAS, RESIDUAL, ACTIVATION.
 #pragma once
 #include "conv/cuda/patches.cuh"
+#include "conv/cuda/units.cuh"
 #include "cuda/ring.cuh"
 
 constexpr int taps = FILTER_D * FILTER_H * FILTER_W;
-constexpr int math_warps = 4, written_channels = 16 * math_warps;
-constexpr int read_channels = written_channels * READ_GROUP / WRITTEN_GROUP;
-constexpr int read_bytes = 2 * read_channels, written_bytes = 2 * written_channels;  // of a pixel
-constexpr int steps = READ_GROUP > 16 ? READ_GROUP / 16 : 1;  // of 16 channels of the reduction
-static_assert(READ_GROUP == WRITTEN_GROUP || READ_GROUP % 16 + WRITTEN_GROUP % 16 == 0,
+constexpr int math_warps = block_channels / 16;
+constexpr int steps = (read_unit + 15) / 16;  // of 16 channels of the reduction
+static_assert(is_padded || READ_GROUP == WRITTEN_GROUP || READ_GROUP % 16 + WRITTEN_GROUP % 16 == 0,
               "a product of 16 channels reads whole products of 16");
 
 using Depth = Axis<FILTER_D, BACKWARD ? 1 : STRIDE_D, DILATION_D, 0>;
@@ -39,9 +39,9 @@ using Columns = Axis<FILTER_W, STRIDE_W, DILATION_W, LEAD_W>;
 constexpr int patch_d = Depth::patch(1), patch_h = Rows::patch(TILE_H), patch_w = Columns::patch(TILE_W);
 constexpr int phases = Rows::phases * Columns::phases;
 constexpr int result_w = TILE_W * Columns::phases, result_h = TILE_H * Rows::phases;
-constexpr int patch_bytes = patch_d * patch_h * patch_w * read_bytes;
+constexpr int patch_bytes = patch_d * patch_h * units * patch_w * read_bytes;
 constexpr int stage_bytes = (patch_bytes + 1023) / 1024 * 1024;
-constexpr int result_bytes = result_h * result_w * written_bytes;
+constexpr int result_bytes = result_h * units * result_w * written_bytes;
 constexpr int strip = TILE_W % 16 ? 8 : 16, parts = strip / 8;  // columns worked on together
 
 using StageRing = Ring<STAGES>;
@@ -61,21 +61,49 @@ struct Tiles {
 
 DEVICE void load(const StageRing& ring, u32 stages, const TensorMap* image, const Tiles& tiles,
                  Corner corner) {
-  const int channel = blockIdx.x * read_channels;
   Place at;
   for (int tile = blockIdx.y; tile < tiles.count; tile += gridDim.y, at.next()) {
     const auto spot = tiles.spot(tile);
     ring.wait_empty(at);
     ring.expect(at, patch_bytes);
-    tma_load(stages + at.stage * stage_bytes, image, ring.full(at), channel,
-             spot.w * Columns::step + corner.w, spot.h * Rows::step + corner.h,
-             spot.d * (BACKWARD ? 1 : STRIDE_D) + corner.d, spot.n);
+    const u32 to = stages + at.stage * stage_bytes;
+    const int w = spot.w * Columns::step + corner.w, h = spot.h * Rows::step + corner.h;
+    if constexpr (is_padded)
+      tma_load(to, image, ring.full(at), 0, w, (int)blockIdx.x * units, h, spot.n);
+    else
+      tma_load(to, image, ring.full(at), (int)blockIdx.x * read_step, w, h,
+               spot.d * (BACKWARD ? 1 : STRIDE_D) + corner.d, spot.n);
   }
 }
 
 // The filter as the left operand: rows are channels written, columns channels read.
 struct Filter {
   u32 values[taps][steps][4];
+
+  // The same of a unit that is padded, whose 16 channels begin at `first` of `written`, with those that
+  // the unit reads from `read` on.
+  DEVICE void fetch_padded(const ELEMENT* filter, i64 pitch, int written, int read, int first,
+                           int all_written, u32 lane) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = first + lane / 4 + part % 2 * 8, to = written - first + row;
+      __syncwarp();  // as below
+#pragma unroll
+      for (int step = 0; step < steps; step++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const int column = step * 16 + part / 2 * 8 + lane % 4 * 2 + i;
+          const bool is_inside = to < all_written && is_in_filter(row, column);
+          const ELEMENT* from = filter + (BACKWARD ? (read + column) * pitch + row % WRITTEN_GROUP
+                                                   : to * pitch + column % READ_GROUP);
+#pragma unroll
+          for (int tap = 0; tap < taps; tap++) {
+            const u32 bits = is_inside ? from[tap * (BACKWARD ? WRITTEN_GROUP : READ_GROUP)].bits : 0;
+            values[tap][step][part] = i == 0 ? bits : values[tap][step][part] | bits << 16;
+          }
+        }
+    }
+  }
 
   // For channels from `written` on, which read those from `read` on.
   DEVICE void fetch(const ELEMENT* filter, i64 pitch, int written, int read, int all_written, u32 lane) {
@@ -113,8 +141,8 @@ DEVICE void store_pixels(u32 to, const u32 (&packed)[1][2]) {
 }
 
 // A finished row of the tile into shared memory, one phase of it.
-DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u32 warp, u32 lane,
-                      const Result& result, int channel, Tiles::Spot spot) {
+DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, const Share& share,
+                      u32 lane, const Result& result, int channel, Tiles::Spot spot) {
   const int h = row * Rows::phases + phase / Columns::phases, a = phase % Columns::phases;
   u32 packed[parts][2];
 #pragma unroll
@@ -132,16 +160,16 @@ DEVICE void stage_row(Sums& sums, u32 buffer, int row, int column, int phase, u3
       packed[part][half] = pack2<ELEMENT>(two[0], two[1]);
     }
   const int at = column + (lane & 7) + (parts == 2 ? (lane >> 4) * 8 : 0);
-  const u32 to = buffer + swizzled<written_bytes>(h * result_w + at * Columns::phases + a,
-                                                  warp * 2 + (lane >> 3 & 1));
+  const u32 to = buffer + swizzled<written_bytes>(share.line(h, result_w) + at * Columns::phases + a,
+                                                  share.written_chunk() + (lane >> 3 & 1));
   store_pixels(to, packed);
 }
 
 // All rows of one strip of the tile.
-DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int column, u32 warp, u32 lane,
-                           const Result& result, int channel, Tiles::Spot spot) {
+DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int column,
+                           const Share& share, u32 lane, const Result& result, int channel,
+                           Tiles::Spot spot) {
   Sums sums[Rows::open][phases] = {};
-  const int first_chunk = (int)(warp * 16 / WRITTEN_GROUP) * READ_GROUP / 8;
   const int pixel = column + (lane & 7) + (parts == 2 ? (lane >> 4) * 8 : 0);
 #pragma unroll
   for (int row = 0; row < patch_h; row++) {
@@ -153,8 +181,8 @@ DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int colu
         for (int step = 0; step < steps; step++) {
           const int line = Depth::offset(plane) * patch_h + row;
           const u32 from = patch + swizzled<read_bytes>(
-              line * patch_w + pixel * Columns::step + Columns::offset(shift),
-              (WRITTEN_GROUP < 16 ? warp * 2 : first_chunk) + step * 2 + (lane >> 3 & 1));
+              share.line(line, patch_w) + pixel * Columns::step + Columns::offset(shift),
+              share.read_chunk() + step * 2 + (lane >> 3 & 1));
           u32 image[2 * parts];
           load_pixels(image, from);
 #pragma unroll
@@ -176,7 +204,7 @@ DEVICE void multiply_strip(const Filter& filter, u32 patch, u32 buffer, int colu
 #pragma unroll
     for (int phase = 0; phase < phases; phase++)
       stage_row(sums[done / Rows::step % Rows::open][phase], buffer, done / Rows::step, column, phase,
-                warp, lane, result, channel, spot);
+                share, lane, result, channel, spot);
   }
 }
 
@@ -200,12 +228,19 @@ grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorM
       load(ring, stages, &image, tiles, {patch_corner_d, patch_corner_h, patch_corner_w});
     return;
   }
-  const int channel = blockIdx.x * written_channels + warp * 16;
-  const int first_read = WRITTEN_GROUP < 16 ? channel : channel / WRITTEN_GROUP * READ_GROUP;
+  const Share share(warp);
+  const int channel = share.channel(blockIdx.x);
   const Result result{bias, residual, channels_written, depth, height, width,
                       pitch_n, pitch_d, pitch_h, pitch_w};
   Filter filter;
-  filter.fetch(weights, filter_pitch, channel, first_read, channels_written, lane);
+  if constexpr (is_padded)
+    filter.fetch_padded(weights, filter_pitch, channel,
+                        blockIdx.x * read_step + share.unit * read_unit, share.row,
+                        channels_written, lane);
+  else
+    filter.fetch(weights, filter_pitch, channel,
+                 WRITTEN_GROUP < 16 ? channel : channel / WRITTEN_GROUP * READ_GROUP,
+                 channels_written, lane);
   Place at;
   u32 turn = 0;
   for (int tile = blockIdx.y; tile < tiles.count; tile += gridDim.y, at.next(), turn ^= 1) {
@@ -214,17 +249,19 @@ grouped(const __grid_constant__ TensorMap image, const __grid_constant__ TensorM
     ring.wait_full(at);
     if (threadIdx.x == 0) tma_store_wait<1>();  // the tile before the last has left this buffer
     named_sync(1, 32 * math_warps);
+    const bool has_channels = !is_padded || share.row < written_unit;
 #pragma unroll
-    for (int column = 0; column < TILE_W; column += strip)
-      multiply_strip(filter, stages + at.stage * stage_bytes, buffer, column, warp, lane, result,
+    for (int column = 0; column < TILE_W && has_channels; column += strip)
+      multiply_strip(filter, stages + at.stage * stage_bytes, buffer, column, share, lane, result,
                      channel, spot);
     __syncwarp();
     ring.release(at.stage, lane);
     fence_async();
     named_sync(1, 32 * math_warps);
     if (threadIdx.x == 0) {
-      tma_store(&stored, buffer, (int)(blockIdx.x * written_channels),
-                spot.w * Columns::phases, spot.h * Rows::phases, spot.d, spot.n);
+      const int w = spot.w * Columns::phases, h = spot.h * Rows::phases;
+      if constexpr (is_padded) tma_store(&stored, buffer, 0, w, (int)blockIdx.x * units, h, spot.n);
+      else tma_store(&stored, buffer, (int)blockIdx.x * written_step, w, h, spot.d, spot.n);
       tma_store_commit();
     }
   }

@@ -10,20 +10,20 @@
 // The sums of all taps stay in registers over the block's tiles. Then each block stores its slice, for
 // a second kernel to add up, or adds it to one that began at zero (ATOMIC). Planes of a filter in
 // three dimensions are blocks of their own.
-// Macros: ELEMENT, READ_GROUP (channels of the image a group), WRITTEN_GROUP (filters a group),
+// Groups that are none of 4, 8, 16 and 32 are padded: see units.cuh.
+// Macros: ELEMENT, READ_GROUP (channels of the image a group), WRITTEN_GROUP (filters a group), UNITS, MERGED,
 // FILTER_D/H/W, STRIDE_D/H/W, DILATION_D/H/W, TILE_H, TILE_W, STAGES, BLOCKS, ATOMIC.
 #pragma once
-#include "cuda/ptx.cuh"
+#include "conv/cuda/units.cuh"
 
-constexpr int warps = 4, filters = 16 * warps;
-constexpr int channels = filters * READ_GROUP / WRITTEN_GROUP;  // that they read
-constexpr int read_bytes = 2 * channels, result_pixel_bytes = 2 * filters;
-constexpr int pairs = WRITTEN_GROUP < 16 ? 1 : READ_GROUP / 16;  // of 8 channels, for each warp
+constexpr int warps = block_channels / 16;
+// Of 8 channels, for each warp.
+constexpr int pairs = is_padded ? (read_unit + 15) / 16 : WRITTEN_GROUP < 16 ? 1 : READ_GROUP / 16;
 constexpr int patch_h = (TILE_H - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H + 1;
 constexpr int patch_w = (TILE_W - 1) * STRIDE_W + (FILTER_W - 1) * DILATION_W + 1;
-constexpr int patch_bytes = patch_h * patch_w * read_bytes;
+constexpr int patch_bytes = patch_h * units * patch_w * read_bytes;
 constexpr int image_bytes = (patch_bytes + 1023) / 1024 * 1024;
-constexpr int result_bytes = TILE_H * TILE_W * result_pixel_bytes;
+constexpr int result_bytes = TILE_H * units * TILE_W * written_bytes;
 constexpr int stage_bytes = image_bytes + result_bytes;
 constexpr int open = (FILTER_H - 1) * DILATION_H / STRIDE_H + 1;  // rows of the result held at a time
 constexpr int plane_taps = FILTER_H * FILTER_W;
@@ -40,32 +40,39 @@ DEVICE void load(u32 stage, u32 barrier, const TensorMap* image, const TensorMap
   const int w = tile % tiles.across * TILE_W, h = line % tiles.down * TILE_H;
   const int d = plane % tiles.deep, n = plane / tiles.deep, z = blockIdx.z;
   barrier_expect(barrier, patch_bytes + result_bytes);
-  tma_load(stage, image, barrier, (int)blockIdx.x * channels, w * STRIDE_W - pad_w,
-           h * STRIDE_H - pad_h, d * STRIDE_D + z * DILATION_D - pad_d, n);
-  tma_load(stage + image_bytes, result, barrier, (int)blockIdx.x * filters, w, h, d, n);
+  const int x = w * STRIDE_W - pad_w, y = h * STRIDE_H - pad_h, block = blockIdx.x;
+  if constexpr (is_padded) {
+    tma_load(stage, image, barrier, 0, x, block * units, y, n);
+    tma_load(stage + image_bytes, result, barrier, 0, w, block * units, h, n);
+  } else {
+    tma_load(stage, image, barrier, block * read_step, x, y, d * STRIDE_D + z * DILATION_D - pad_d, n);
+    tma_load(stage + image_bytes, result, barrier, block * written_step, w, h, d, n);
+  }
 }
 
 using Sums = float[plane_taps][2 * pairs][4];
 
 // All products of 16 columns of a tile.
-DEVICE void multiply_strip(Sums& sums, u32 image, u32 result, int column, u32 warp, u32 lane) {
+DEVICE void multiply_strip(Sums& sums, u32 image, u32 result, int column, const Share& share,
+                           u32 lane) {
   const u32 pixel = lane & 7, half = lane >> 3 & 1, quarter = lane >> 4;
-  const u32 chunk = WRITTEN_GROUP < 16 ? warp * 2 : warp * 16 / WRITTEN_GROUP * READ_GROUP / 8;
+  const u32 chunk = share.read_chunk();
   u32 rows[open][4];  // of the result: 16 filters x 16 pixels each
 #pragma unroll
   for (int row = 0; row < patch_h; row++) {
     if (row % STRIDE_H == 0 && row / STRIDE_H < TILE_H) {
       const int next = row / STRIDE_H;
-      load_matrix4_transposed(rows[next % open],
-                              result + swizzled<result_pixel_bytes>(
-                                           next * TILE_W + column + quarter * 8 + pixel, warp * 2 + half));
+      load_matrix4_transposed(
+          rows[next % open],
+          result + swizzled<written_bytes>(share.line(next, TILE_W) + column + quarter * 8 + pixel,
+                                           share.written_chunk() + half));
     }
 #pragma unroll
     for (int x = 0; x < FILTER_W; x++)
 #pragma unroll
       for (int pair = 0; pair < pairs; pair++) {
         u32 patch[4];
-        const int at = row * patch_w + (column + half * 8 + pixel) * STRIDE_W + x * DILATION_W;
+        const int at = share.line(row, patch_w) + (column + half * 8 + pixel) * STRIDE_W + x * DILATION_W;
         load_matrix4_transposed(patch, image + swizzled<read_bytes>(at, chunk + pair * 2 + quarter));
 #pragma unroll
         for (int y = 0; y < FILTER_H; y++) {
@@ -79,8 +86,15 @@ DEVICE void multiply_strip(Sums& sums, u32 image, u32 result, int column, u32 wa
   }
 }
 
+// One sum of a unit's, into its filter at a tap.
+DEVICE void store_padded(float* to, float sum, int row, int column) {
+  if (!is_in_filter(row, column)) return;
+  if constexpr (ATOMIC) add_global(to + column % READ_GROUP, sum);
+  else to[column % READ_GROUP] = sum;
+}
+
 // The warp's sums as rows of [filter][tap][channel of the group].
-DEVICE void store(Sums& sums, float* slice, int filter_count, u32 warp, u32 lane) {
+DEVICE void store(Sums& sums, float* slice, int filter_count, const Share& share, u32 lane) {
 #pragma unroll
   for (int tap = 0; tap < plane_taps; tap++)
 #pragma unroll
@@ -88,13 +102,16 @@ DEVICE void store(Sums& sums, float* slice, int filter_count, u32 warp, u32 lane
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = half * 8 + lane / 4, column = part * 8 + lane % 4 * 2;
-        const int filter = blockIdx.x * filters + warp * 16 + row;
+        const int filter = share.channel(blockIdx.x) + row;
         if (filter >= filter_count) continue;
-        if (WRITTEN_GROUP < 16 && row / WRITTEN_GROUP != column / READ_GROUP) continue;
+        if (!is_padded && WRITTEN_GROUP < 16 && row / WRITTEN_GROUP != column / READ_GROUP) continue;
         const i64 place = ((i64)filter * FILTER_D + blockIdx.z) * plane_taps + tap;
         float* to = slice + place * READ_GROUP + column % READ_GROUP;
         const float a = sums[tap][part][half * 2], b = sums[tap][part][half * 2 + 1];
-        if constexpr (ATOMIC) add_global(to, a, b);
+        if constexpr (is_padded) {
+          store_padded(slice + place * READ_GROUP, a, share.row + row, column);
+          store_padded(slice + place * READ_GROUP, b, share.row + row, column + 1);
+        } else if constexpr (ATOMIC) add_global(to, a, b);
         else *(f32x2*)to = {a, b};
       }
 }
@@ -119,6 +136,7 @@ grouped_weight(const __grid_constant__ TensorMap image, const __grid_constant__ 
       if (first + i * step < tile_count) fill(first + i * step, i);
   }
   __syncthreads();
+  const Share share(warp);
   Sums sums = {};
   u32 stage = 0, round = 0;
   for (int tile = first; tile < tile_count; tile += step) {
@@ -126,7 +144,7 @@ grouped_weight(const __grid_constant__ TensorMap image, const __grid_constant__ 
     barrier_wait(barriers + 8 * stage, round);
 #pragma unroll
     for (int column = 0; column < TILE_W; column += 16)
-      multiply_strip(sums, from, from + image_bytes, column, warp, lane);
+      multiply_strip(sums, from, from + image_bytes, column, share, lane);
     __syncthreads();  // everyone has read the stage
     if (threadIdx.x == 0 && tile + STAGES * step < tile_count) fill(tile + STAGES * step, stage);
     if (++stage == STAGES) {
@@ -134,5 +152,5 @@ grouped_weight(const __grid_constant__ TensorMap image, const __grid_constant__ 
       round ^= 1;
     }
   }
-  store(sums, slices + (ATOMIC ? 0 : blockIdx.y * slice_size), filter_count, warp, lane);
+  store(sums, slices + (ATOMIC ? 0 : blockIdx.y * slice_size), filter_count, share, lane);
 }

@@ -11,7 +11,9 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, PATCHES, MATH_GROUPS, LOAD_WARPS, SPATIAL, BACKWARD,
 // CLUSTER, TAPS_H, TAPS_W, REACH_H, REACH_W, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS,
-// STORE_BUFFERS, LAST_PARTS (quarters of a step that the last channels fill).
+// STORE_BUFFERS, LAST_PARTS (quarters of a step that the last channels fill), RAGGED (a group's last
+// channels end within a quarter: zeros fill it up, of images by a map with the groups in a dimension of
+// their own; volumes have none to spare, and the next group's channels meet zeros of the filter).
 #pragma once
 #include "conv/cuda/filter.cuh"
 #include "conv/cuda/schedule.cuh"
@@ -26,7 +28,7 @@ constexpr int patch_h = side + (TAPS_H - 1) * REACH_H, patch_w = side + (TAPS_W 
 constexpr int patch_copied = patch_h * patch_w * 128;
 constexpr int patch_bytes = (patch_copied + 1023) / 1024 * 1024;  // swizzle patterns begin there
 constexpr int tile_blocks = TILE_M / 64, group_blocks = tile_blocks / MATH_GROUPS;
-using FilterTiles = FilterTile<TILE_N, tile_k, BACKWARD, CLUSTER>;
+using FilterTiles = FilterTile<TILE_N, tile_k, BACKWARD, CLUSTER, RAGGED>;
 constexpr int patch_stage = tile_blocks * patch_bytes, filter_stage = FilterTiles::bytes;
 constexpr int taps = TAPS_H * TAPS_W;
 constexpr int unrolled_taps = taps <= 9 ? taps : 1;
@@ -91,7 +93,7 @@ struct Loader {
 
   // One step of one tile; what the tile's patches need is worked out once.
   struct Turn {
-    int index, step, last, channel;  // channel: the first of the tile's group
+    int index, step, last, group;
     Pixel corners[tile_blocks];
   };
   // Whether there is a tile `index`; its first step.
@@ -101,7 +103,7 @@ struct Loader {
     turn.index = index;
     turn.step = work.first;
     turn.last = work.last;
-    turn.channel = work.group * in_channels;
+    turn.group = work.group;
 #pragma unroll
     for (int m = 0; m < tile_blocks; m++)
       turn.corners[m] = blocks.walk.corner(blocks.first(work.pixel_tile * tile_blocks + m));
@@ -151,7 +153,7 @@ struct Loader {
   // A step's patches; whether there is another step, which `turn` is then.
   DEVICE bool bring_patches(Cursor<PATCHES>& at, Turn& turn) const {
     const int channel_blocks = (in_channels + tile_k - 1) / tile_k;
-    const int c = turn.channel + turn.step % channel_blocks * tile_k;
+    const int within = turn.step % channel_blocks * tile_k, c = turn.group * in_channels + within;
     const int deep = turn.step / channel_blocks * blocks.walk.reach_d;
     patches.wait_empty(at);
     patches.expect(at, tile_blocks * patch_copied);
@@ -159,7 +161,9 @@ struct Loader {
     for (int m = 0; m < tile_blocks; m++) {
       const Pixel corner = turn.corners[m];
       const u32 to = patch_stages + at.stage * patch_stage + m * patch_bytes;
-#if SPATIAL == 2
+#if SPATIAL == 2 && RAGGED
+      tma_load(to, image_map, patches.full(at), within, turn.group, corner.w, corner.h, corner.n);
+#elif SPATIAL == 2
       tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.n);
 #else
       tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.d + deep, corner.n);

@@ -18,7 +18,8 @@
 //
 // Macros: ELEMENT, RESULT, TILE_M, TILE_N, STAGES, MATH_GROUPS, PINGPONG, LOADER, LOAD_WARPS, SPATIAL,
 // BACKWARD, CLUSTER, SHARE_FILTER, SUM, BIAS, RESIDUAL, ACTIVATION, CHANNEL_SUMS, STORE_BUFFERS,
-// LAST_PARTS (quarters of a step that a tap's last channels, or the last taps, fill), BLOCKS; gathering
+// LAST_PARTS (quarters of a step that a tap's last channels, or the last taps, fill), RAGGED (channels
+// end within a quarter: the next group's, which fill it up, meet zeros of the filter), BLOCKS; gathering
 // VECTOR besides, several taps a step TAP_CHANNELS (16 or 32).
 #pragma once
 #include "conv/cuda/schedule.cuh"

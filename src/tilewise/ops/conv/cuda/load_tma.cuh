@@ -36,7 +36,7 @@ struct Loader {
     if (brings_filter) prefetch_map(filter_map);
     const int count = schedule.count(), stride = gridDim.x / CLUSTER;
     const int blocks = (in_channels + tile_k - 1) / tile_k;
-    const FilterTile<TILE_N, tile_k, BACKWARD, filter_share> filter = {
+    const FilterTile<TILE_N, tile_k, BACKWARD, filter_share, RAGGED> filter = {
         filter_map, in_channels, out_channels, filter_share > 1 ? rank : 0};
     Place at;
     for (int index = blockIdx.x / CLUSTER; index < count; index += stride) {

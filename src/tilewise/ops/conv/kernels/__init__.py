@@ -19,6 +19,8 @@ from tilewise.ops.conv.kernels import (
     gemm,
     grouped,
     image,
+    padded,
+    ragged,
     stem,
     triton,
 )
@@ -34,6 +36,8 @@ _RULES: dict[type[Kernel], Callable[[Any, Any, Arch], str | None]] = {
     channelwise.ChannelwiseConvKernel: channelwise.why_unusable,
     depthwise.DepthwiseConvKernel: depthwise.why_unusable,
     grouped.GroupedConvKernel: grouped.why_unusable,
+    padded.PaddedConvKernel: padded.why_unusable,
+    ragged.RaggedConvKernel: ragged.why_unusable,
     stem.StemConvKernel: stem.why_unusable,
     image.ImageConvKernel: image.why_unusable,
     vendor.VendorKernel: vendor.why_unusable,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ROW_BYTES = 128
 """Of a stage's rows: what the swizzle of copies and matrix instructions spans."""
+INSTRUCTION_BYTES = 32
+"""Of a row that a matrix instruction multiplies."""
 STAGING_BYTES = 8192
 """Of a piece of 64 rows by 64 columns, through which a math group stores its results."""
 MOST_SUMS = 128
@@ -159,8 +161,21 @@ def why_not_on(kernel: DenseConvKernel, arch: Arch) -> str | None:
     return None
 
 
+def is_ragged(k: DenseConvKernel, p: ConvProblem) -> bool:
+    """Whether what is read of a group ends within a matrix instruction, whose rest is another's."""
+    return p.g > 1 and channels(p)[0] % (INSTRUCTION_BYTES // element(k.dtype).bytes) != 0
+
+
 def why_not_for(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     """Why a problem cannot be served, or None."""
+    reason = why_not_for_any_group(k, p, arch)
+    if reason or p.g == 1 or k.is_weight or k.family == "gather" or not channels(p)[0] % k.tile_k:
+        return reason
+    return f"groups are read in multiples of {k.tile_k} channels"
+
+
+def why_not_for_any_group(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+    """The same but for groups that end within a step."""
     return _why_not_typed(k, p) or _why_not_sized(k, p, arch) or _why_not_loaded(k, p, arch)
 
 
@@ -196,14 +211,11 @@ def _why_not_loaded(k: DenseConvKernel, p: ConvProblem, arch: Arch) -> str | Non
     if k.family == "gather":
         return None
     read, _ = channels(p)
-    images = (p.c // p.g, p.k // p.g) if k.is_weight else (read * p.g,)
+    images = (p.c // p.g, p.k // p.g) if k.is_weight else (read,)
     if any(count % chunk(k) for count in images):
         return f"TMA copies rows of multiples of {chunk(k)} channels"
-    if not k.is_weight:
-        if (p.c // p.g) % chunk(k):
-            return f"TMA copies filters of multiples of {chunk(k)} channels"
-        if p.g > 1 and read % k.tile_k:
-            return f"groups are read in multiples of {k.tile_k} channels"
+    if not k.is_weight and (p.c // p.g) % chunk(k):
+        return f"TMA copies filters of multiples of {chunk(k)} channels"
     if k.family == "rows":
         return None if p.is_pointwise else "the filter is not 1x1 over all pixels"
     if k.family == "taps" and (p.g > 1 or read > MOST_TAP_CHANNELS or p.taps == 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel, trait
@@ -28,6 +28,28 @@ MOST_REGISTERS = 208
 """Of a thread for filter and sums; more would spill."""
 OTHER_REGISTERS = 48
 """Of a thread, for addresses and fragments."""
+
+
+class Slots(NamedTuple):
+    """How a block's groups lie in shared memory; see `cuda/units.cuh`."""
+
+    read_unit: int
+    written_unit: int
+    """Channels that lie together: of a group, or of those that are merged."""
+    read: int
+    written: int
+    """Channels that a unit takes there."""
+    columns: int
+    """Blocks that the channels of the result are divided into."""
+    units: int = 0
+    """Of a block, where they are padded."""
+    merged: int = 1
+    """Groups of a unit."""
+
+    @property
+    def read_channels(self) -> int:
+        """That a block reads of a pixel, zeros among them."""
+        return self.read * max(1, self.units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +105,12 @@ class GroupedConvKernel(Kernel):
     def is_deterministic(self) -> bool:
         return not self.atomic
 
+    def slots(self, problem: ConvProblem) -> Slots:
+        """Groups lie side by side."""
+        read, wide = read_group(problem), written_group(problem)
+        columns = -(-wide * problem.g // CHANNELS)
+        return Slots(read, wide, read=CHANNELS * read // wide, written=CHANNELS, columns=columns)
+
 
 def _broken(k: GroupedConvKernel) -> list[str]:
     """Rules between the traits of a kernel that it breaks."""
@@ -105,11 +133,6 @@ def written_group(p: ConvProblem) -> int:
     return (p.c if p.direction == "bwd_data" else p.k) // p.g
 
 
-def read_channels(p: ConvProblem) -> int:
-    """Channels that the 64 of a block read."""
-    return CHANNELS * read_group(p) // written_group(p)
-
-
 def patch(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
     """Pixels that a tile reads: depth, height, width."""
     deep = 1 if k.is_weight else extent(p, "d", 1)
@@ -129,7 +152,7 @@ def written(k: GroupedConvKernel, p: ConvProblem) -> tuple[int, int, int]:
 def smem_bytes(k: GroupedConvKernel, p: ConvProblem) -> int:
     """Shared memory of a block, with what aligning it takes."""
     deep, down, across = patch(k, p)
-    image = -(-deep * down * across * 2 * read_channels(p) // 1024) * 1024
+    image = -(-deep * down * across * 2 * k.slots(p).read_channels // 1024) * 1024
     _, height, width = written(k, p)
     result = height * width * 2 * CHANNELS
     if k.is_weight:
@@ -139,7 +162,7 @@ def smem_bytes(k: GroupedConvKernel, p: ConvProblem) -> int:
 
 def registers(k: GroupedConvKernel, p: ConvProblem) -> int:
     """What filter and sums take of a thread's."""
-    steps = max(1, read_group(p) // ROWS)
+    steps = -(-k.slots(p).read_unit // ROWS)
     if k.is_weight:
         open_rows = (p.y - 1) * p.dilation_h // p.stride_h + 1
         return p.y * p.x * 8 * steps + 4 * open_rows
@@ -159,16 +182,24 @@ def why_unusable(kernel: GroupedConvKernel, problem: ConvProblem | None, arch: A
     return (
         why_not_typed(kernel, problem)
         or _why_not_meant(kernel, problem)
-        or _why_not_sized(kernel, problem, arch)
+        or why_not_sized(kernel, problem, arch)
     )
 
 
-def _why_not_meant(k: GroupedConvKernel, p: ConvProblem) -> str | None:
+def why_not_side_by_side(p: ConvProblem) -> str | None:
+    """Why products of whole 16 channels cannot take groups as they lie, or None."""
     read, wide = read_group(p), written_group(p)
     if p.g < 2 or read not in GROUPS or wide not in (*GROUPS, CHANNELS):
         return f"it is for groups of {', '.join(map(str, GROUPS))} channels"
     if read != wide and not (wide > read >= ROWS):
         return f"groups of {read} channels read and {wide} written share no product"
+    return None
+
+
+def _why_not_meant(k: GroupedConvKernel, p: ConvProblem) -> str | None:
+    if reason := why_not_side_by_side(p):
+        return reason
+    wide = written_group(p)
     if k.spreads_nonfinite != (wide < ROWS):
         return f"groups of {wide} channels {'share' if wide < ROWS else 'need no'} products"
     if p.c % 8 or p.k % 8:
@@ -176,7 +207,7 @@ def _why_not_meant(k: GroupedConvKernel, p: ConvProblem) -> str | None:
     return None
 
 
-def _why_not_sized(k: GroupedConvKernel, p: ConvProblem, arch: Arch) -> str | None:
+def why_not_sized(k: GroupedConvKernel, p: ConvProblem, arch: Arch) -> str | None:
     reason = why_not_backward(p)
     if reason:
         return reason
