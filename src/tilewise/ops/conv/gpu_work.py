@@ -2,13 +2,14 @@
 
 Families differ in how they walk taps and channels, hence in what they pad, re-read and multiply by
 zero. A tile lies on pixels x channels of the result, or on filters x entries of the gradient.
-Backward-data falls into classes of pixels by their remainder of the stride; on average one of them
-has a share of the taps, and all together have each tap once.
+Backward-data falls into classes of pixels by their remainder of the stride, each with taps of its
+own and a launch of its own: on average it has a share of the taps, and all together have each once.
 """
 
 from __future__ import annotations
 
 from tilewise.ops.gemm.kernels import BY_FAMILY
+from tilewise.ops.tiling import LIBRARY_TILES
 
 _DATA, _WEIGHT = (f'p_direction == "{name}"' for name in ("bwd_data", "bwd_weight"))
 
@@ -53,6 +54,14 @@ def _rate() -> str:
     return text
 
 
+_CLASSES = " * ".join(
+    f"min(p_{taps}, p_{dim}, p_stride_{dim} // gcd(p_stride_{dim}, p_dilation_{dim}))"
+    for dim, taps in zip("dhw", "zyx", strict=True)
+)
+_VENDOR_TILES = ", ".join(
+    f"library_{m}x{n} * max(128 * units / (peak_tflops * 700000), 0.25 / {m * n})"
+    for m, n in LIBRARY_TILES
+)
 _COPYING = ", ".join(f'"{name}"' for name, kind in BY_FAMILY.items() if kind.copies_by_tma)
 
 GPU_HELPERS = {
@@ -73,7 +82,8 @@ GPU_HELPERS = {
     "is_walking": f"({_one_of(WALKING)}) or is_stream and {_WEIGHT}",
     "source_c": f"max(1, group_k if {_DATA} else group_c)",
     "result_c": f"max(1, group_c if {_DATA} else group_k)",
-    "classes": f"p_stride_d * p_stride_h * p_stride_w if {_DATA} else 1",
+    # Classes that no tap reaches are cleared and count nowhere.
+    "classes": f"{_CLASSES} if {_DATA} else 1",
     "class_pixels": "p_n * ceil_div(p_d, p_stride_d) * ceil_div(p_h, p_stride_h) "
     f"* ceil_div(p_w, p_stride_w) if {_DATA} else out_pixels",
     "class_taps": "taps / classes",
@@ -109,7 +119,9 @@ GPU_HELPERS = {
     'k_product == "streamk") else max(1, min(a_compute_units * max(1, k_blocks) // own_tiles, '
     'own_steps if k_product == "streamk" else min(own_steps, 16)))',
     "own_slices": "product_slices if is_product else max(1, min(k_fill * a_compute_units "
-    "* max(1, k_blocks) // own_tiles, cut_steps)) if k_fill > 0 else 1",
+    "* max(1, k_blocks) * classes // own_tiles, cut_steps)) if k_fill > 0 else 1",
+    # Launches one after the other; those that sum slices up wait for the others.
+    "own_launches": "classes * (2 if own_slices > 1 else 1)",
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
     "tile_taps": f"p_y * p_x if is_halo and {_WEIGHT} else 1",
@@ -146,8 +158,9 @@ TIME_HELPERS = {
     **GRANULES,
     **LAYER_CLASSES,
     # Blocks that share a multiprocessor share its rates; a block alone is bound by latency.
-    "together": "min(resident, ceil_div(tiles, units))",
-    "rounds": "ceil_div(tiles, units * together)",
+    "tiles_at_once": "tiles / classes if is_ours and split > 1 else tiles",
+    "together": "min(resident, ceil_div(tiles_at_once, units))",
+    "rounds": "tiles / tiles_at_once * ceil_div(tiles_at_once, units * together)",
     "l2_gb_s": "a_memory_gb_s * (1.1 if is_vector else 1.5 if is_pointer else 3)",
     "own_step_us": "max(2 * multiplied * tile_volume * units / (peak_tflops * 1000000 * rate), "
     "tile_loads * element_bytes * units / (l2_gb_s * 1000))",
@@ -155,8 +168,7 @@ TIME_HELPERS = {
     "+ rounds * together * tm * tn * tile_taps * out_bytes * units * (1 if is_pointer else 0.4) "
     "/ (a_memory_gb_s * 1000)",
     "traffic_us": "bytes / (a_memory_gb_s * 880)",
-    "slices_us": "(2 * split * out_elements * 4 / (a_memory_gb_s * 1000) + a_launch_us / 2) "
-    "if split > 1 else 0",
+    "slices_us": "2 * split * out_elements * 4 / (a_memory_gb_s * 1000) if split > 1 else 0",
     **{f"tile_{d}": f"max(1, k_tile_{d})" for d in "hw"},
     **{f"strip_{d}": f"p_{d} if {_DATA} else out_{d}" for d in "dhw"},
     "patch_tiles": "ceil_div(p_n * strip_d * strip_h * (ceil_div(strip_w, max(1, k_strip)) + 1), "
@@ -177,20 +189,25 @@ TIME_HELPERS = {
     "stream_layer_us": "max(traffic_us * (0.8 + 0.3 * patch_h * patch_w) "
     "* (1 + 0.5 * (1 / patch_round_fill - 1) / patch_rounds), "
     "flops * stream_waste / (patch_fill * peak_tflops * 500000))",
-    "conv_us": "a_launch_us / 2 + slices_us + "
+    "conv_us": "a_launch_us / 2 * (own_launches if is_ours else 1) + slices_us + "
     "(stream_layer_us if is_stream else max(chain_us, traffic_us))",
-    # What cuDNN 9.19 was seen to take on an H200: near its tiles where channels fill them, a
-    # multiple of the time of one pass over the data in small groups, more so with every tap.
-    # Uneven groups are copied, padded to 64 channels; lines are copied, too.
+    # What cuDNN 9.19 was seen to take on an H200. Dense layers: waves of the best of its tiles, 64
+    # channels of a tap a step, each of which takes its quarter of a microsecond however small; a
+    # gradient of the filter is spread over the device. Channels that are no multiple of 8, and
+    # lines, are copied before. Small groups take a multiple of one pass over the data, more so
+    # with every tap. Uneven groups are copied, padded to 64 channels.
     "vendor_padding": "ceil_div(group_c, 64) * ceil_div(group_k, 64) * 4096 / (group_c * group_k)",
+    "vendor_tiles_us": f"class_taps * ceil_div(source_c, 64) * min({_VENDOR_TILES})",
+    "vendor_dense_us": f"(2 + max(flops * vendor_padding / (peak_tflops * 650000), 1.2 * traffic_us) "
+    f"if {_WEIGHT} else max(vendor_tiles_us, 1.1 * traffic_us)) "
+    "+ (8 + 3 * traffic_us if granule < 8 else 0) "
+    "+ (8 + 5 * traffic_us if is_line and taps > 1 else 0)",
     "vendor_uneven_us": "25 + 3 * traffic_us "
     "+ flops * vendor_padding / (peak_tflops * (250000 if granule >= 8 else 70000))",
-    "vendor_us": "a_launch_us / 2 + (traffic_us * (0.6 + 0.16 * taps) if is_depthwise_layer "
+    "vendor_us": "a_launch_us + 1 + (traffic_us * (0.6 + 0.16 * taps) if is_depthwise_layer "
     "else vendor_uneven_us if is_uneven_layer "
     "else traffic_us * (4 if max(group_c, group_k) <= 16 else 3) if is_small_group_layer "
-    f"else max(flops / (peak_tflops * 680000) if {_WEIGHT} else 1.25 * library_us, traffic_us) "
-    "* (1.5 if is_volume and taps > 1 else 1) "
-    "+ (10 + 6 * traffic_us if is_line and taps > 1 else 0))",
+    "else vendor_dense_us)",
 }
 """Estimates in microseconds; after the helpers of tiles, which they are made of."""
 
@@ -203,6 +220,7 @@ GPU_FEATURES = {
     "padded_work": "tiles * steps * tile_volume * 2 / max(1, flops) if is_ours else 0",
     "padded_channels": "source_c / (ceil_div(source_c, tk) * tk) if is_ours else 0",
     "reduction_slices": "split if is_ours else 0",
+    "launches": "own_launches if is_ours else 0",
     "tiles_before_slices": "own_tiles if is_ours else 0",
     "im2col_reads": "own_groups * ceil_div(own_cols, tn) * class_taps * classes / halo_taps "
     "if is_ours else 0",
