@@ -102,7 +102,7 @@ def make_set(
     """`count` problems from a seed: real ones, then drawn ones, so that a third are grouped."""
     rng = Random(f"{seed}/{op}/{dtype}")
     sampled = _sampled(rng, model_layers(op, dtype, arch), round(FIRST_SHARE * count))
-    chosen = as_seen(op, sampled)
+    chosen = as_seen(op, sampled)[: len(sampled)]
     first = len(chosen)
     seen = {problem for problem, _ in chosen}
     others = [entry for entry in real_layers(op, dtype, arch) if entry[0] not in seen]
@@ -124,7 +124,7 @@ def make_set(
     rest = chosen[first:]
     rng.shuffle(rest)
     made = ProblemSet()
-    for problem, labels in as_seen(op, [*chosen[:first], *rest]):
+    for problem, labels in as_seen(op, [*chosen[:first], *rest])[:count]:
         made.add(problem, labels)
     short = [p for p in made.problems if least_ms(p, arch) <= WHOLE_MS]
     lots = rng.sample(short, min(len(short), round(whole * len(made))))
@@ -141,7 +141,14 @@ def as_seen(op: str, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _sampled(rng: Random, entries: Sequence[Entry], count: int) -> list[Entry]:
-    return rng.sample(entries, max(0, min(len(entries), count)))
+    """A third of them grouped, as far as there are so many."""
+    count = max(0, min(len(entries), count))
+    grouped = [e for e in entries if e[0].g > 1]  # type: ignore[attr-defined]
+    others = [e for e in entries if e[0].g == 1]  # type: ignore[attr-defined]
+    some = max(min(len(grouped), round(GROUPED_SHARE * count)), count - len(others))
+    drawn = rng.sample(grouped, some) + rng.sample(others, count - some)
+    rng.shuffle(drawn)
+    return drawn
 
 
 def least_ms(problem: Problem, arch: Arch) -> float:

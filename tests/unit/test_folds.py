@@ -84,7 +84,7 @@ def test_damaged_folds_of_a_model_are_said(tmp_path: Path) -> None:
         parquet.write_table(table, tmp_path / "oof.parquet")
         seal(tmp_path, {"folds.json": json.dumps(written).encode()}, {})
         if not says:
-            assert read_folds(tmp_path) == ({"p": 0}, {("p", "k"): (1.0, 2.0)})
+            assert read_folds(tmp_path) == ({"p": 0}, {("", "p", "k"): (1.0, 2.0)})
             continue
         with pytest.raises(ModelError, match=says):
             read_folds(tmp_path)

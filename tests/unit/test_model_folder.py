@@ -234,6 +234,8 @@ def test_the_h200s_convolutions_are_known_and_the_safety_nets_come_last(op: str)
     taken = model.handicaps(kernels)
     last = {k.family for k, much in zip(kernels, taken, strict=True) if much}  # type: ignore[attr-defined]
     first = {k.family for k, much in zip(kernels, taken, strict=True) if not much}  # type: ignore[attr-defined]
-    unmeasured = {"padded"} if op == "conv_bwd_weight" else {"padded", "ragged"}
+    unmeasured = {"padded"}
+    unmeasured |= {"image"} if op == "conv_bwd_data" else set()
+    unmeasured |= {"ragged", "taps"} if op != "conv_bwd_weight" else set()
     assert last == {"implicit", "packed", "merged", "direct", *unmeasured}
     assert first >= {"gemm", "im2col", "rows", "halo", "gather", "grouped", "depthwise"}

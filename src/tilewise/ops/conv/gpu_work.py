@@ -13,7 +13,7 @@ from tilewise.ops.tiling import LIBRARY_TILES
 
 _DATA, _WEIGHT = (f'p_direction == "{name}"' for name in ("bwd_data", "bwd_weight"))
 
-TAPS = ("implicit", "im2col", "gather", "rows")
+TAPS = ("implicit", "im2col", "ragged", "rows")
 """Matrix products one tap at a time, channels padded to whole steps."""
 PRODUCT = ("gemm",)
 """One matrix product over all pixels, by a GEMM kernel: some lay tiles on its transpose."""
@@ -27,15 +27,15 @@ MERGED = ("merged",)
 """Groups side by side in a tile, foreign products by zero."""
 VECTOR = ("direct", "channelwise")
 """Channel by channel on the vector units, all groups in one row."""
-STREAM = ("grouped", "padded", "depthwise", "stem")
-"""Small groups on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
+STREAM = ("grouped", "padded", "depthwise", "stem", "image")
+"""Few channels on the matrix units, filters in registers: bound by memory. A tile is `tile_h` by
 `tile_w` pixels of an image, and its rim is read besides."""
-WALKING = ("grouped", "padded", "stem", "channelwise")
+WALKING = ("grouped", "padded", "stem", "image", "channelwise")
 """As many blocks as run at once walk over tiles; depthwise ones do for gradients of filters."""
 RATES = {
     **{"implicit": 0.45, "packed": 0.3, "merged": 0.4},
     **{"im2col": 0.82, "rows": 0.82, "gather": 0.65, "halo": 0.86, "gemm": 0.8, "ragged": 0.82},
-    **{"taps": 0.1, "image": 0.001},  # never run on a GPU: behind those that were
+    "taps": 0.1,  # never run on a GPU: behind those that were
 }
 """The share of the matrix units' peak that a family was seen to reach; others are set apart."""
 POINTER = ("implicit", "packed", "merged", "direct")
@@ -71,6 +71,7 @@ GPU_HELPERS = {
     "is_halo": f'{_one_of(HALO)} or k_loader == "halo"',
     "is_ragged": 'k_family == "ragged"',
     "is_padded": 'k_family == "padded"',
+    "is_image": 'k_family == "image"',
     "is_merging": _one_of(MERGED),
     "is_vector": _one_of(VECTOR),
     "is_product": _one_of(PRODUCT),
@@ -97,6 +98,8 @@ GPU_HELPERS = {
     "else min(tn // result_c, tk // source_c)",
     "groups_held": "max(1, min(merge_room, p_g)) if is_merging else 1",
     "is_wide": "is_vector or is_stream",
+    # Several taps of a step have rows of 16 or 32 channels each.
+    "packed_c": '(16 if source_c <= 16 else 32) if k_family == "taps" else source_c',
     "own_rows": "(gn if is_turned else gm) if is_product else "
     f"(p_k if is_wide else groups_held * result_c) if {_WEIGHT} "
     "else classes * class_tiles * tm if is_halo or classes > 1 and not is_wide "
@@ -109,7 +112,7 @@ GPU_HELPERS = {
     "own_groups": "1 if is_wide else ceil_div(p_g, groups_held)",
     "own_steps": f"(halo_blocks if is_halo else ceil_div(out_pixels, tk)) if {_WEIGHT} "
     "else class_taps * source_c if is_vector "
-    "else ceil_div(class_taps * source_c, tk) if is_packed "
+    "else ceil_div(class_taps * packed_c, tk) if is_packed "
     "else class_taps * ceil_div(groups_held * source_c, tk)",
     "own_tiles": "own_groups * ceil_div(own_rows, tm) * ceil_div(own_cols, tn)",
     # Patches are cut by their channels and depths, never between taps that read the same one.
@@ -132,7 +135,11 @@ GPU_HELPERS = {
     "block_result_c": "unit_groups * result_c * (2 if unit_groups * result_c <= 32 else 1) "
     "if is_padded else 64",
     "stream_waste": "ceil_div(unit_groups * source_c, 16) * ceil_div(unit_groups * result_c, 16) "
-    "* 256 / (unit_groups * source_c * result_c) if is_padded else max(1, 16 / source_c)",
+    "* 256 / (unit_groups * source_c * result_c) if is_padded "
+    # A period's pixels are whole blocks of eight columns, each read by every place of a patch.
+    "else ceil_div(p_stride_h * p_stride_w * p_c, 8) * 8 * ceil_div(p_y, p_stride_h) "
+    "* ceil_div(p_x, p_stride_w) / (taps * p_c) if is_image "
+    "else max(1, 16 / source_c)",
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
@@ -198,8 +205,8 @@ TIME_HELPERS = {
     # with every tap. Uneven groups are copied, padded to 64 channels.
     "vendor_padding": "ceil_div(group_c, 64) * ceil_div(group_k, 64) * 4096 / (group_c * group_k)",
     "vendor_tiles_us": f"class_taps * ceil_div(source_c, 64) * min({_VENDOR_TILES})",
-    "vendor_dense_us": f"(2 + max(flops * vendor_padding / (peak_tflops * 650000), 1.2 * traffic_us) "
-    f"if {_WEIGHT} else max(vendor_tiles_us, 1.1 * traffic_us)) "
+    "vendor_dense_us": "(2 + max(flops * vendor_padding / (peak_tflops * 650000), "
+    f"1.2 * traffic_us) if {_WEIGHT} else max(vendor_tiles_us, 1.1 * traffic_us)) "
     "+ (8 + 3 * traffic_us if granule < 8 else 0) "
     "+ (8 + 5 * traffic_us if is_line and taps > 1 else 0)",
     "vendor_uneven_us": "25 + 3 * traffic_us "
