@@ -24,12 +24,12 @@ from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 from tilewise.ops.cktile_rules import (
-    COMMON_RULES,
     CONV_PIPELINES,
     DTYPES,
     CkTileKernel,
     Values,
     by_trait,
+    common_rules,
     first_broken,
     is_dead_end,
     rule,
@@ -254,7 +254,7 @@ def _loads(v: Values, arch: Arch) -> str | None:
 
 
 RULES = (
-    *COMMON_RULES,
+    *common_rules((16, 16, 16)),
     rule(_direction, "pipeline", "two_stage", "streamk"),
     rule(_explicit, "explicit_gemm"),
     rule(_loads, "vector_a", "vector_b"),
