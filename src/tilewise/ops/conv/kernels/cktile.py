@@ -35,9 +35,9 @@ from tilewise.ops.cktile_rules import (
     rule,
     text,
 )
+from tilewise.ops.conv.kernels.directed import OPS
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 LAYOUTS = {"nhwgc": 0, "nwgc": 1, "ndhwgc": 3, "ngchw": 2, "ngcdhw": 3}
 """Layout -> its dimensions; nhwgc also stands for "channels last" in any number of them."""
 SPECIALIZATIONS = ("default", "filter1x1_pad0", "filter1x1_stride1_pad0", "filter3x3")
