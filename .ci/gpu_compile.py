@@ -2,7 +2,7 @@
 """Compiles a Triton kernel of each family for every GPU we claim, on a machine without one.
 
     .ci/gpu_compile.py                   under the Triton that is installed
-    .ci/gpu_compile.py --triton 3.6.0    under another, fetched beside the environment if need be
+    .ci/gpu_compile.py --triton 3.6.0    under this one, fetched beside the environment if need be
 
 A family's kernels that come from different functions count as different; those of BatchNorm, which
 are of no op, come along. Exits 1 where one does not compile or is over a limit; done with a word
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,16 @@ ARCHS = ("sm_90", "gfx90a", "gfx942", "gfx950")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--triton", default="", help="a version other than the installed one")
+    parser.add_argument("--triton", default="", help="a version; by default the installed one")
     wanted = parser.parse_args().triton
-    return _under(wanted) if wanted else _compile_all()
+    return _under(wanted) if wanted not in ("", _installed()) else _compile_all()
+
+
+def _installed() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
 
 
 def _under(version: str) -> int:
@@ -78,8 +86,6 @@ def norm_sources(arch: Any) -> list[Any]:
 
 
 def _compile_all() -> int:
-    from importlib.metadata import version
-
     from tilewise.core.arch import load_arch
     from tilewise.engines import get_engine
     from tilewise.engines.gpu.build import compile_ahead

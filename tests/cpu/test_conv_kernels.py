@@ -26,7 +26,8 @@ from tilewise.errors import KernelError, ProblemError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.cpu import source
-from tilewise.ops.conv.kernels.cpu import OPS, CpuConvKernel, why_unusable
+from tilewise.ops.conv.kernels.cpu import CpuConvKernel, why_unusable
+from tilewise.ops.conv.kernels.directed import OPS
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.reference import reference
 

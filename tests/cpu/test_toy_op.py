@@ -70,6 +70,9 @@ def test_problems_of_it(work: Path) -> None:
     (work / "renamed.csv").write_text("height,WIDTH\n3,4\n")
     read = shown("problems", "import", work / "renamed.csv", *OP)["problems"]
     assert [(row["rows"], row["columns"]) for row in read] == [(3, 4)]
+    (work / "commands.txt").write_text("MIOpenDriver reduce -r 3 --columns 4\n")
+    read = shown("problems", "import", work / "commands.txt", *OP)["problems"]
+    assert [(row["rows"], row["columns"]) for row in read] == [(3, 4)]
     table_of_them = started("-m", "tilewise", "problems", "edge", *OP)
     assert table_of_them.returncode == 0 and "columns" in table_of_them.stdout
 

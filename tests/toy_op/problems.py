@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from random import Random
 from typing import Any
 
 from tilewise.ops.buckets import INTENSITY, by_size
+from tilewise.ops.commands import DriverCommand, number
 from tilewise.ops.contract import Problems
 from tilewise.ops.draws import TINY, Draw, Fields, log_uniform
 from toy_op.problem import RowSumProblem
@@ -37,6 +38,12 @@ def _shape(problem: RowSumProblem) -> str:
     return "tall" if problem.rows > problem.columns else "wide"
 
 
+def _command(flags: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"op": "row_sum", "rows": number(flags, "rows", 1), "columns": number(flags, "columns", 1)}
+    ]
+
+
 PROBLEMS = Problems(
     families={"tall": _tall, "wide": _wide},
     uniform=_uniform,
@@ -52,5 +59,6 @@ PROBLEMS = Problems(
     shape=_shape,
     slices={"width": lambda p: "odd" if p.columns % 2 else "even"},
     columns=("rows", "columns", "dtype"),
+    commands={"reduce": DriverCommand(flags={"r": "rows"}, rows=_command)},
     brief=lambda p: {"op": p.op, "rows": p.rows, "columns": p.columns},
 )

@@ -12,7 +12,8 @@ from typing import Any
 from conv_interpreted import ARCH, check
 
 from tilewise.ops.conv.epilogue import Epilogue
-from tilewise.ops.conv.kernels.gemm import LAYOUTS, OPS, GemmConvKernel, why_unusable
+from tilewise.ops.conv.kernels.directed import OPS
+from tilewise.ops.conv.kernels.gemm import LAYOUTS, GemmConvKernel, why_unusable
 from tilewise.ops.conv.problem import ConvProblem
 
 LAYERS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,8 @@ from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv import gpu_work
 from tilewise.ops.conv.epilogue import Epilogue
-from tilewise.ops.conv.kernels.triton import FAMILIES, OPS, TritonConvKernel, cut, why_unusable
+from tilewise.ops.conv.kernels.directed import OPS
+from tilewise.ops.conv.kernels.triton import FAMILIES, TritonConvKernel, cut, why_unusable
 from tilewise.ops.conv.launch import (
     default_strides,
     launch,

@@ -396,7 +396,10 @@ class TestCommandLine:
 
     def test_networks_and_augmentation(self, tmp_path: Path) -> None:
         app = problems_cli.app
-        assert len(run(app, "network")["networks"]) >= 12
+        listed = {row["network"]: row for row in run(app, "network")["networks"]}
+        assert len(listed) >= 12
+        assert (listed["resnet50"]["conv"], listed["resnet50"]["gemm"]) == (53, 1)
+        assert run(app, "network", "bert_base")["op"] == "gemm", "it has no other layers"
         layers = run(app, "network", "resnet50", "--batch", 4, "--dtype", "bf16")
         assert layers["problems"][0]["network"] == "resnet50"
         scored = tmp_path / "oof.csv"

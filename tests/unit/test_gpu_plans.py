@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +245,14 @@ def test_an_unknown_triton_leaves_the_work_to_the_vendor(
         assert row == ("triton", "unused", f"{said}; until then the vendor serves")
     finally:
         triton_build.why_no_triton.cache_clear()
+
+
+def test_ci_compiles_under_both_ends_of_the_known_versions() -> None:
+    """Whichever Triton an environment's PyTorch brought."""
+    script = Path(__file__).parents[2] / ".ci" / "run"
+    named = re.findall(r"gpu_compile\.py --triton (\d+)\.(\d+)", script.read_text())
+    ends = {tuple(map(int, numbers)) for numbers in named}
+    assert ends == {triton_build.OLDEST, triton_build.NEWEST}
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.8.0", "3.9.0+git1234"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,9 @@ OutOption = Annotated[
 ]
 AnyOpOption = Annotated[
     str, typer.Option("--op", help="Only this op; by default the one that each row names.")
+]
+FirstOpOption = Annotated[
+    str, typer.Option("--op", help="Only this op; by default that of the first layer.")
 ]
 CountOption = Annotated[int, typer.Option("--count", "-n", help="How many problems.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same problems.")]
@@ -170,7 +174,7 @@ def network(
     name: Annotated[
         str | None, typer.Argument(help="A network; without it all are listed.")
     ] = None,
-    op: OpOption = "conv_fwd",
+    op: FirstOpOption = "",
     dtype: DtypeOption = None,
     batch: Annotated[int, _usual("Images or sequences at once.")] = 0,
     size: Annotated[int, _usual("Pixels of the square image.")] = 0,
@@ -199,7 +203,7 @@ def network(
         backward=backward,
         frozen=frozen,
     )
-    return _give(found, file, as_json, network=name, op=op)
+    return _give(found, file, as_json, network=name, op=found.problems[0].op)
 
 
 @app.command("import")
@@ -268,16 +272,19 @@ def capture(
 def _list_networks(as_json: bool) -> None:
     from tilewise.problems.networks import NETWORKS, trace
 
-    rows = []
+    found = []
     for each in NETWORKS.values():
-        layers = trace(each.name)
-        gemms = sum("gemm" in layer.ops for layer in layers)
+        counts = Counter(get_op(layer.ops[0]).folder.name for layer in trace(each.name))
         usual = {"batch": each.batch, "size": each.size, "tokens": each.tokens}
-        rows.append({"network": each.name, "conv": len(layers) - gemms, "gemm": gemms, **usual})
+        found.append((each.name, counts, usual))
+    kinds = sorted({kind for _, counts, _ in found for kind in counts})
+    rows = [
+        {"network": name, **{kind: counts[kind] for kind in kinds}, **usual}
+        for name, counts, usual in found
+    ]
     if as_json:
         return emit({"networks": rows})
-    columns = ["network", "conv", "gemm", "batch", "size", "tokens"]
-    return table(f"{len(rows)} networks", columns, [list(row.values()) for row in rows])
+    return table(f"{len(rows)} networks", [*rows[0]], [list(row.values()) for row in rows])
 
 
 def _known(files: Sequence[Path] | None, op: str) -> set[Problem]:

@@ -30,7 +30,7 @@ GEMM_PIPELINES = (*CONV_PIPELINES, *PRESHUFFLE)
 INTERWAVE = ("mem", "basic_v1", "basic_v2")
 ALWAYS_TWO_BUFFERS = ("compv4", "comp_async", "preshufflev2")
 ALWAYS_ONE_BUFFER = ("basic_v1", "basic_v2", "basic_async_v1")
-LEAST_TILE = {"gemm": (16, 16, 8), "preshuffle": (64, 64, 32), "conv": (16, 16, 16)}
+LEAST_PRESHUFFLED = (64, 64, 32)
 
 Values = Mapping[str, Any]
 
@@ -158,11 +158,9 @@ def _arch(v: Values, arch: Arch) -> str | None:
     return None
 
 
-def _least_tile(v: Values, arch: Arch) -> str | None:
-    if "pipeline" in v and v["pipeline"] in PRESHUFFLE:
-        least = LEAST_TILE["preshuffle"]
-    else:
-        least = LEAST_TILE["conv" if "op_name" in v else "gemm"]
+def _least_tile(v: Values, least: Triple) -> str | None:
+    if v.get("pipeline") in PRESHUFFLE:
+        least = LEAST_PRESHUFFLED
     for axis, size in zip(TILE, least, strict=True):
         if axis in v and v[axis] < size:
             return f"{axis} is {v[axis]}; it must be at least {size}"
@@ -257,14 +255,16 @@ def _vectors(v: Values, arch: Arch) -> str | None:
     return None
 
 
-COMMON_RULES = (
-    rule(_arch, "dtype"),
-    rule(_least_tile, *TILE, "pipeline"),
-    rule(_some_split, "wave_m"),
-    rule(_waves, *WAVE),
-    rule(_warp_tile, *WARP_TILE, "pipeline"),
-    rule(_divides, *WAVE, *WARP_TILE),
-    rule(_lds, "pipeline", "double_smem_buffer"),
-    rule(_scheduler, "scheduler"),
-    rule(_vectors, "vector_a", "vector_b", "vector_c"),
-)
+def common_rules(least: Triple) -> tuple[Rule, ...]:
+    """The rules of all kernels; of those that preshuffle nothing, no tile is below `least`."""
+    return (
+        rule(_arch, "dtype"),
+        rule(lambda v, arch: _least_tile(v, least), *TILE, "pipeline"),
+        rule(_some_split, "wave_m"),
+        rule(_waves, *WAVE),
+        rule(_warp_tile, *WARP_TILE, "pipeline"),
+        rule(_divides, *WAVE, *WARP_TILE),
+        rule(_lds, "pipeline", "double_smem_buffer"),
+        rule(_scheduler, "scheduler"),
+        rule(_vectors, "vector_a", "vector_b", "vector_c"),
+    )

@@ -23,8 +23,8 @@ from tilewise.core.tensors import Storage
 from tilewise.errors import InputError, KernelError, nearest
 from tilewise.ops.buckets import Bucket, Buckets
 from tilewise.ops.capturing import Reader
+from tilewise.ops.commands import DriverCommand
 from tilewise.ops.draws import Draw, Fields, scaled
-from tilewise.ops.driver import DriverCommand
 from tilewise.ops.vendor import Tactic
 from tilewise.settings import settings
 
@@ -70,7 +70,7 @@ class Problems:
     readers: Mapping[str, Reader] = field(default_factory=dict)
     """PyTorch's calls that compute such problems, and how each is read."""
     commands: Mapping[str, DriverCommand] = field(default_factory=dict)
-    """MIOpenDriver's commands that compute such problems, by their first four letters."""
+    """MIOpenDriver's commands that compute such problems, by name without a type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,15 @@ from functools import cache
 from typing import Any
 
 from tilewise.errors import ProblemError
+from tilewise.ops.commands import DriverCommand
 from tilewise.ops.contract import all_ops
-from tilewise.ops.driver import DriverCommand
 
-_COMMAND = re.compile(r"(?:MIOpenDriver(?:\.exe)?[\"']?\s+|^\s*)((?:conv|gemm)\w*)\s+(-.*)")
 _DTYPES = {"": "fp32", "fp16": "fp16", "bfp16": "bf16", "int8": "int8", "fp8": "fp8", "bfp8": "bf8"}
 
 
 def looks_like_commands(text: str) -> bool:
     """Whether any of the first lines is a driver command."""
-    return any(_COMMAND.search(line) for line in text.split("\n", 200)[:200])
+    return any(_pattern().search(line) for line in text.split("\n", 200)[:200])
 
 
 def parse_command(line: str, op: str = "") -> list[dict[str, Any]]:
@@ -25,16 +24,15 @@ def parse_command(line: str, op: str = "") -> list[dict[str, Any]]:
 
     With `op` only that one is kept. A layout is set only where the command names one.
     """
-    found = _COMMAND.search(line)
+    found = _pattern().search(line)
     if not found:
-        raise ProblemError("it is no MIOpenDriver conv or gemm command")
-    what, rest = found[1], found[2]
-    base = what[:4]
-    if what[4:] not in _DTYPES:
-        known = ", ".join(base + suffix for suffix in _DTYPES)
-        raise ProblemError(f"{what!r} is unknown; use one of {known}")
+        raise ProblemError(f"it is no MIOpenDriver {' or '.join(_commands())} command")
+    base, suffix, rest = found.groups()
+    if suffix not in _DTYPES:
+        known = ", ".join(base + each for each in _DTYPES)
+        raise ProblemError(f"{base + suffix!r} is unknown; use one of {known}")
     command = _commands()[base]
-    dtype = {"dtype": _DTYPES[what[4:]]}
+    dtype = {"dtype": _DTYPES[suffix]}
     rows = [{**dtype, **row} for row in command.rows(_flags(rest, command.flags))]
     kept = [each for each in rows if op in ("", each["op"])]
     if not kept:
@@ -45,7 +43,15 @@ def parse_command(line: str, op: str = "") -> list[dict[str, Any]]:
 
 @cache
 def _commands() -> dict[str, DriverCommand]:
-    return {name: c for op in all_ops().values() for name, c in op.problems.commands.items()}
+    found = {name: c for op in all_ops().values() for name, c in op.problems.commands.items()}
+    return dict(sorted(found.items()))
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """A command, what its name says of the type, and its flags."""
+    names = "|".join(map(re.escape, sorted(_commands(), reverse=True)))
+    return re.compile(rf"(?:MIOpenDriver(?:\.exe)?[\"']?\s+|^\s*)({names})(\w*)\s+(-.*)")
 
 
 def _flags(text: str, short: Mapping[str, str]) -> dict[str, str]:

@@ -24,8 +24,8 @@ from tilewise.ops.conv.infer import Padding, Sizes, infer, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.library import is_deterministic, is_watched, modes, transform
 from tilewise.torch_ops.memory import alignment
+from tilewise.torch_ops.registering import is_deterministic, is_watched, modes, transform
 from tilewise.torch_ops.theirs import (
     PLAIN,
     forward_level,

@@ -28,9 +28,9 @@ from tilewise.ops.conv.infer import (
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
-from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.products import ACTIVATE, HALVES, IN_PLACE, NATIVE
+from tilewise.torch_ops.registering import is_deterministic
 from tilewise.torch_ops.theirs import leave, why_theirs
 
 Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]

@@ -39,10 +39,10 @@ from tilewise.torch_ops.layers import (
     is_worth,
     needs_gradient,
 )
-from tilewise.torch_ops.library import is_seen
 from tilewise.torch_ops.norm_launch import Norm
 from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser
 from tilewise.torch_ops.products import ACTIVATE, IN_PLACE, NATIVE
+from tilewise.torch_ops.registering import is_seen
 from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, CONVOLVE, Trained, stored
 

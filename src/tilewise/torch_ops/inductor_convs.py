@@ -23,7 +23,7 @@ from tilewise.ops.conv.problem import ConvProblem
 from tilewise.torch_ops import convolutions
 from tilewise.torch_ops.convolutions import dense_strides, result_shape
 from tilewise.torch_ops.layers import NAMES, Asked, is_faster
-from tilewise.torch_ops.library import define
+from tilewise.torch_ops.registering import define
 
 aten = torch.ops.aten
 NAME = "tilewise_conv"

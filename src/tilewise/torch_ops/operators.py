@@ -14,7 +14,7 @@ from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import layout_by
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
-from tilewise.torch_ops.library import define, is_seen
+from tilewise.torch_ops.registering import define, is_seen
 from tilewise.torch_ops.theirs import RESULTS, their_matmul
 
 _LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"

@@ -19,8 +19,8 @@ from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, allocator, first, into
-from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.memory import alignment
+from tilewise.torch_ops.registering import is_deterministic
 from tilewise.torch_ops.theirs import leave, their_matmul, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})

@@ -16,8 +16,8 @@ from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.ops.gemm.vendor import scaled_operands
 from tilewise.torch_ops.calls import Work, first
-from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.memory import alignment
+from tilewise.torch_ops.registering import is_deterministic
 from tilewise.torch_ops.theirs import FP8, leave
 
 OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -31,8 +31,8 @@ from tilewise.torch_ops.layers import (
     needs_gradient,
     theirs,
 )
-from tilewise.torch_ops.library import is_seen, transform
 from tilewise.torch_ops.products import NATIVE
+from tilewise.torch_ops.registering import is_seen, transform
 from tilewise.torch_ops.theirs import PLAIN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

@@ -14,8 +14,8 @@ from tilewise.torch_ops import convolutions
 from tilewise.torch_ops.calls import allocator
 from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.convolutions import Layer
-from tilewise.torch_ops.library import is_deterministic
 from tilewise.torch_ops.norms import PlainNorm, TritonNorm
+from tilewise.torch_ops.registering import is_deterministic
 
 ALIGNMENT = 16
 CONVOLVE: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)

@@ -22,9 +22,9 @@ from tilewise.torch_ops.calls import allocator, is_capturing
 from tilewise.torch_ops.convolutions import dense_strides
 from tilewise.torch_ops.launching import Launchers, why_no_kernels
 from tilewise.torch_ops.layers import is_worth, needs_gradient
-from tilewise.torch_ops.library import is_seen
 from tilewise.torch_ops.pass_launch import Weigh
 from tilewise.torch_ops.products import NATIVE
+from tilewise.torch_ops.registering import is_seen
 from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, stored
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
+from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.triton import FAMILIES
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides, default_strides, strides_of
+from tilewise.ops.conv.usual import usual_layer
 from tilewise.ops.launch import Launch
 
 __all__ = [
@@ -72,10 +74,13 @@ def launch(
     epilogue: Epilogue | None = None,
 ) -> Launch:
     """The kernel's steps; `is_aligned` says that every address is a multiple of 16 bytes."""
+    epilogue = epilogue or Epilogue()
+    if reason := why_unfused(kernel, problem, epilogue):
+        raise InputError(f"{kernel.name}: {reason}")
     module, name = _module(kernel)
     made: Launch = getattr(module, name)(
         *(kernel, problem, arch, strides or default_strides(problem)),
-        *(is_aligned, epilogue or Epilogue()),
+        *(is_aligned, epilogue),
     )
     return made
 
@@ -107,17 +112,8 @@ def cuda_files(op: str, family: str) -> list[str]:
 def representative(kernel: Kernel) -> ConvProblem:
     """A problem of the usual kind for this kernel, to compile ahead of time for."""
     own = getattr(_module(kernel)[0], "representative", None)
-    made: ConvProblem = own(kernel) if own else _usual(kernel)
+    made: ConvProblem = own(kernel) if own else usual_layer(kernel, c=256, k=256)
     return made
-
-
-def _usual(kernel: Any) -> ConvProblem:
-    """A 3x3 layer, in groups of four channels where the kernel is for groups."""
-    is_grouped = kernel.family == "grouped"
-    sizes: dict[str, int] = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
-    sizes |= {"c": 128, "k": 128, "g": 32} if is_grouped else {"c": 256, "k": 256}
-    direction = kernel.op.removeprefix("conv_")
-    return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)  # type: ignore[arg-type]
 
 
 def _module(kernel: Kernel) -> tuple[Any, str]:

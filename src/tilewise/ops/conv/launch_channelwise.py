@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewise.core.arch import Arch
 from tilewise.errors import KernelError
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.channelwise import CHANNELS, ChannelwiseConvKernel, smem_bytes
 from tilewise.ops.conv.patches import (
     MOST_BLOCKS,
-    Argument,
     Image,
-    check_epilogue,
     cuda_step,
     finishing,
     finishing_pointers,
     geometry,
     images,
     outer_pitches,
-    sum_step,
+    summed,
     walkers,
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+from tilewise.ops.conv.usual import usual_layer
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step
 
 
 def launch_channelwise(
@@ -36,7 +33,6 @@ def launch_channelwise(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over pixels; for the filter's gradient slices and a second step that adds them."""
-    check_epilogue(epilogue, problem.direction)
     x, y = images(problem, strides, is_aligned, chunk_bytes=4)
     if any(image.pitch % 2 for image in (x, y)):
         raise KernelError("channels are read two by two; images must lie an even number apart")
@@ -49,9 +45,7 @@ def launch_channelwise(
 
 def representative(kernel: ChannelwiseConvKernel) -> ConvProblem:
     """A 3x3 layer."""
-    sizes: dict[str, Any] = {"n": 32, "c": 96, "k": 96, "g": 96, "h": 56, "w": 56, "y": 3, "x": 3}
-    direction = kernel.op.removeprefix("conv_")
-    return ConvProblem(direction=direction, dtype=kernel.dtype, pad_h=1, pad_w=1, **sizes)
+    return usual_layer(kernel, c=96, k=96, g=96)
 
 
 def _constants(kernel: ChannelwiseConvKernel, p: ConvProblem) -> dict[str, int | str]:
@@ -128,7 +122,6 @@ def _weight(
 ) -> Launch:
     columns, rows = -(-p.c // CHANNELS), p.z * p.y
     blocks = _walkers(kernel, y, columns * rows, arch)
-    slices = 1 if kernel.atomic else blocks
     arguments: dict[str, Argument] = {
         "image": Pointer(tensor=x.tensor),
         "result": Pointer(tensor=y.tensor),
@@ -145,6 +138,4 @@ def _weight(
         threads=32 * kernel.warps,
         smem_bytes=smem_bytes(kernel, p),
     )
-    room = 4 * slices * p.filter_elements
-    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
-    return Launch(steps=(*clear, step, sum_step(p, slices, pitch)), workspace_bytes=room)
+    return summed(step, p, blocks, pitch, is_atomic=kernel.atomic)

@@ -8,7 +8,6 @@ from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import (
@@ -21,15 +20,11 @@ from tilewise.ops.conv.kernels.dense_rules import (
 from tilewise.ops.conv.launch_pieces import (
     ATOMIC,
     DIRECT,
-    Outer,
     by_group,
     check_aligned,
     cuda_source,
     cut,
-    epilogue_constants,
-    epilogue_pointers,
     im2col_map,
-    outer_strides,
     reduce_step,
     representative,
     rows_map,
@@ -39,12 +34,13 @@ from tilewise.ops.conv.launch_pieces import (
     walk_arguments,
 )
 from tilewise.ops.conv.launch_wgrad import LOADERS, launch_wgrad
+from tilewise.ops.conv.patches import Outer, finishing, finishing_pointers, outer_pitches
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Walk, channels, pixels, source_sizes, taps, walks
 from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap, Zero
 
-__all__ = ["Part", "check_epilogue", "join", "launch_dense", "representative"]
+__all__ = ["Part", "join", "launch_dense", "representative"]
 
 
 def launch_dense(
@@ -57,16 +53,10 @@ def launch_dense(
 ) -> Launch:
     """One step for each parity of the pixels, and one more where the reduction is cut."""
     if kernel.is_weight:
-        return launch_wgrad(kernel, problem, arch, strides, is_aligned, epilogue)
+        return launch_wgrad(kernel, problem, arch, strides, is_aligned)
     check_aligned(kernel, is_aligned)
-    check_epilogue(problem, epilogue)
-    outer = outer_strides(problem, strides)
+    outer = outer_pitches(problem, strides)
     return join(Part(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
-
-
-def check_epilogue(problem: ConvProblem, epilogue: Epilogue) -> None:
-    if epilogue.sums and problem.direction != "fwd":
-        raise InputError("sums over pixels are of forward results; ask for sums=False")
 
 
 def join(parts: Iterator[Part]) -> Launch:
@@ -181,7 +171,8 @@ class Part:
         arguments: dict[str, Argument] = {
             **self.source(),
             **({"result_map": self.result_map()} if self.is_copied else {}),
-            **epilogue_pointers(self.epilogue),
+            "result": Pointer(tensor=OUT),
+            **finishing_pointers(self.epilogue),
             "partial": Scratch(offset=0) if self.workspace_bytes else Pointer(tensor=OUT),
             **self.extent(),
             "in_channels": self.read,
@@ -273,7 +264,7 @@ class Part:
             "BACKWARD": int(k.op == "conv_bwd_data"),
             "CLUSTER": k.cluster,
             "SUM": sum_kind(k, self.splits),
-            **epilogue_constants(self.epilogue),
+            **finishing(self.epilogue),
             "CHANNEL_SUMS": int(self.epilogue.sums),
             "STORE_BUFFERS": store_buffers(k) if self.is_copied else 0,
             "LAST_PARTS": self._last_parts(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewise.core.arch import Arch
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.depthwise import (
@@ -14,9 +12,7 @@ from tilewise.ops.conv.kernels.depthwise import (
     written,
 )
 from tilewise.ops.conv.patches import (
-    Argument,
     Image,
-    check_epilogue,
     corners,
     cuda_step,
     finishing,
@@ -25,12 +21,14 @@ from tilewise.ops.conv.patches import (
     images,
     leads,
     outer_pitches,
-    sum_step,
+    patch_arguments,
+    summed,
     walkers,
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, Zero
+from tilewise.ops.conv.usual import usual_layer
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step
 
 
 def launch_depthwise(
@@ -42,7 +40,6 @@ def launch_depthwise(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over pixels; for the filter's gradient slices and a second step that adds them."""
-    check_epilogue(epilogue, problem.direction)
     x, y = images(problem, strides, is_aligned)
     if problem.ndim == 1:
         x, y = x.as_rows(), y.as_rows()
@@ -55,9 +52,7 @@ def launch_depthwise(
 
 def representative(kernel: DepthwiseConvKernel) -> ConvProblem:
     """A 3x3 layer."""
-    sizes: dict[str, Any] = {"n": 32, "c": 96, "k": 96, "g": 96, "h": 56, "w": 56, "y": 3, "x": 3}
-    direction = kernel.op.removeprefix("conv_")
-    return ConvProblem(direction=direction, dtype=kernel.dtype, pad_h=1, pad_w=1, **sizes)
+    return usual_layer(kernel, c=96, k=96, g=96)
 
 
 def _constants(kernel: DepthwiseConvKernel, p: ConvProblem) -> dict[str, int | str]:
@@ -79,7 +74,7 @@ def _pixels(
     filter_pitch: int,
     epilogue: Epilogue,
 ) -> Step:
-    (patch_d, deep), (patch_h, down), (patch_w, across) = (corners(p, dim) for dim in "dhw")
+    deep, down, across = (corners(p, dim)[1] for dim in "dhw")
     tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
     blocks = -(-p.c // kernel.channels)
     arguments: dict[str, Argument] = {
@@ -93,13 +88,7 @@ def _pixels(
         "tiles_w": tiles_w,
         "tiles_h": tiles_h,
         "tiles_d": deep,
-        "patch_corner_d": patch_d,
-        "patch_corner_h": patch_h,
-        "patch_corner_w": patch_w,
-        "depth": target.d,
-        "height": target.h,
-        "width": target.w,
-        **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
+        **patch_arguments(p, target),
     }
     constants = _constants(kernel, p) | leads(p) | finishing(epilogue)
     constants["BACKWARD"] = int(p.direction == "bwd_data")
@@ -121,7 +110,6 @@ def _weight(
     tiles = p.n * p.out_d * tiles_h * tiles_w
     columns = -(-p.c // kernel.channels)
     blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
-    slices = 1 if kernel.atomic else blocks
     arguments: dict[str, Argument] = {
         "image": x.map((*patch(kernel, p), kernel.channels)),
         "result": y.map((1, kernel.tile_h, kernel.tile_w, kernel.channels)),
@@ -145,6 +133,4 @@ def _weight(
         threads=32 * kernel.warps,
         smem_bytes=smem_bytes(kernel, p),
     )
-    room = 4 * slices * p.filter_elements
-    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
-    return Launch(steps=(*clear, step, sum_step(p, slices, pitch)), workspace_bytes=room)
+    return summed(step, p, blocks, pitch, is_atomic=kernel.atomic)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.errors import InputError, TensorError
+from tilewise.errors import TensorError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.gemm import GemmConvKernel, product, product_kernel
 from tilewise.ops.conv.problem import ConvProblem
@@ -32,8 +32,6 @@ def launch_gemm(
     epilogue: Epilogue,
 ) -> Launch:
     """The product's steps; `is_aligned` says that every address is a multiple of 16 bytes."""
-    if epilogue.residual or epilogue.sums:
-        raise InputError("a matrix product adds no residual and gives no sums over pixels")
     order, matrix = ORDERS[problem.direction], product(problem)
     made = gemm.launch(
         *(product_kernel(kernel), matrix, arch),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
@@ -17,9 +16,7 @@ from tilewise.ops.conv.kernels.grouped import (
     written_group,
 )
 from tilewise.ops.conv.patches import (
-    Argument,
     Image,
-    check_epilogue,
     corners,
     cuda_step,
     finishing,
@@ -28,12 +25,14 @@ from tilewise.ops.conv.patches import (
     images,
     leads,
     outer_pitches,
-    sum_step,
+    patch_arguments,
+    summed,
     walkers,
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap, Zero
+from tilewise.ops.conv.usual import usual_layer
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap
 
 
 def launch_grouped(
@@ -45,7 +44,6 @@ def launch_grouped(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over pixels; for the filter's gradient slices and a second step that adds them."""
-    check_epilogue(epilogue, problem.direction)
     if kernel.is_weight:
         return _weight(kernel, problem, arch, strides, is_aligned)
     return Launch(steps=(_pixels(kernel, problem, arch, strides, is_aligned, epilogue),))
@@ -53,13 +51,8 @@ def launch_grouped(
 
 def representative(kernel: GroupedConvKernel) -> ConvProblem:
     """A 3x3 layer of groups that share products, or of groups that need not."""
-    sizes: dict[str, Any] = {"n": 32, "h": 56, "w": 56, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
-    if kernel.family == "padded":
-        sizes |= {"c": 384, "k": 384, "g": 32 if kernel.spreads_nonfinite else 16}
-    else:
-        sizes |= {"c": 256, "k": 256, "g": 64 if kernel.spreads_nonfinite else 16}
-    direction = kernel.op.removeprefix("conv_")
-    return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)
+    count, smallest = (384, 32) if kernel.family == "padded" else (256, 64)
+    return usual_layer(kernel, c=count, k=count, g=smallest if kernel.spreads_nonfinite else 16)
 
 
 def _constants(kernel: GroupedConvKernel, p: ConvProblem) -> dict[str, int | str]:
@@ -105,7 +98,7 @@ def _pixels(
 ) -> Step:
     x, y = images(p, strides, is_aligned)
     source, target = (y, x) if p.direction == "bwd_data" else (x, y)
-    (patch_d, deep), (patch_h, down), (patch_w, across) = (corners(p, dim) for dim in "dhw")
+    deep, down, across = (corners(p, dim)[1] for dim in "dhw")
     tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
     tiles = p.n * deep * tiles_h * tiles_w
     slots = kernel.slots(p)
@@ -121,13 +114,7 @@ def _pixels(
         "tiles_h": tiles_h,
         "tiles_d": deep,
         "tile_count": tiles,
-        "patch_corner_d": patch_d,
-        "patch_corner_h": patch_h,
-        "patch_corner_w": patch_w,
-        "depth": target.d,
-        "height": target.h,
-        "width": target.w,
-        **dict(zip(("pitch_n", "pitch_d", "pitch_h", "pitch_w"), target.pitches(), strict=True)),
+        **patch_arguments(p, target),
     }
     constants = _constants(kernel, p) | leads(p) | finishing(epilogue)
     constants["BACKWARD"] = int(p.direction == "bwd_data")
@@ -155,7 +142,6 @@ def _weight(
     slots = kernel.slots(p)
     columns = slots.columns
     blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
-    slices = 1 if kernel.atomic else blocks
     arguments: dict[str, Argument] = {
         "image": _map(x, slots, slots.read_unit, (*patch(kernel, p), slots.read)),
         "result": _map(
@@ -181,7 +167,4 @@ def _weight(
         threads=32 * kernel.warps,
         smem_bytes=smem_bytes(kernel, p),
     )
-    room = 4 * slices * p.filter_elements
-    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
-    adding = sum_step(p, slices, outer_pitches(p, strides)[OUT])
-    return Launch(steps=(*clear, step, adding), workspace_bytes=room)
+    return summed(step, p, blocks, outer_pitches(p, strides)[OUT], is_atomic=kernel.atomic)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import (
@@ -14,20 +13,19 @@ from tilewise.ops.conv.kernels.dense_rules import (
     SIDE,
     halo_smem_bytes,
 )
-from tilewise.ops.conv.launch_dense import Part, check_epilogue, join
+from tilewise.ops.conv.launch_dense import Part, join
 from tilewise.ops.conv.launch_pieces import (
-    Outer,
     box_map,
     by_group,
     check_aligned,
     cuda_source,
     cut,
-    outer_strides,
     representative,
     sum_kind,
     walk_arguments,
 )
 from tilewise.ops.conv.launch_wgrad import PANEL, sum_slices
+from tilewise.ops.conv.patches import Outer, outer_pitches
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Walk, forward, source_sizes, walks
@@ -46,12 +44,9 @@ def launch_halo(
 ) -> Launch:
     """One step for each parity of the pixels, or the product over pixels of a filter's gradient."""
     check_aligned(kernel, is_aligned)
-    outer = outer_strides(problem, strides)
+    outer = outer_pitches(problem, strides)
     if kernel.is_weight:
-        if not epilogue.is_plain:
-            raise InputError("the gradient of a filter takes no epilogue")
         return _gradient(kernel, problem, arch, outer)
-    check_epilogue(problem, epilogue)
     return join(HaloPart(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewise.core.arch import Arch
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.image import ImageConvKernel, chunk, patch, smem_bytes
 from tilewise.ops.conv.patches import (
-    Argument,
-    check_epilogue,
     corners,
     cuda_step,
     finishing,
@@ -22,7 +18,8 @@ from tilewise.ops.conv.patches import (
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer
+from tilewise.ops.conv.usual import FIRST_LAYER, usual_layer
+from tilewise.ops.launch import Argument, Launch, Pointer
 
 
 def launch_image(
@@ -34,7 +31,6 @@ def launch_image(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over all periods of the image."""
-    check_epilogue(epilogue, problem.direction)
     p = problem
     x, y = images(p, strides, is_aligned, chunk_bytes=2)
     (corner_h, places_h), (corner_w, places_w) = corners(p, "h"), corners(p, "w")
@@ -87,6 +83,4 @@ def launch_image(
 
 def representative(kernel: ImageConvKernel) -> ConvProblem:
     """A 3x3 layer of stride 2 over images of three channels."""
-    sizes: dict[str, Any] = {"n": 32, "c": 3, "k": 64, "h": 224, "w": 224, "y": 3, "x": 3}
-    sizes |= {"stride_h": 2, "stride_w": 2, "pad_h": 1, "pad_w": 1}
-    return ConvProblem(direction="bwd_data", dtype=kernel.dtype, **sizes)
+    return usual_layer(kernel, **FIRST_LAYER)

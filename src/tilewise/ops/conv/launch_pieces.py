@@ -9,19 +9,17 @@ from math import prod
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.errors import TensorError
-from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.conv.epilogue import (
-    BIAS,
     FIRST,
     OUT,
-    RESIDUAL,
     SUMS,
     Epilogue,
 )
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES
-from tilewise.ops.conv.problem import ConvProblem, shapes
-from tilewise.ops.conv.strides import Strides
+from tilewise.ops.conv.patches import finishing, finishing_pointers
+from tilewise.ops.conv.problem import ConvProblem
+from tilewise.ops.conv.usual import usual_layer
 from tilewise.ops.conv.walk import DIMS, Walk, source_sizes
 from tilewise.ops.launch import Argument, CudaSource, Im2col, Pointer, Scratch, Step, TensorMap
 
@@ -30,8 +28,6 @@ DIRECT, SLICES, ATOMIC = range(3)
 REDUCE_THREADS = 256
 WIDE = ("result_", "image_stride", "filter_stride", "dy_stride", "slice_")
 """How the names of 64-bit arguments begin."""
-Outer = tuple[int, int, int]
-"""Elements from one image or filter to the next, of the two operands and the result."""
 
 
 def check_aligned(kernel: DenseConvKernel, is_aligned: bool) -> None:
@@ -40,30 +36,6 @@ def check_aligned(kernel: DenseConvKernel, is_aligned: bool) -> None:
             f"{kernel.name} copies 16 bytes at a time, but an address is no multiple of 16; "
             "give tensors that begin at one"
         )
-
-
-def outer_strides(problem: ConvProblem, strides: tuple[Strides, Strides, Strides]) -> Outer:
-    """All else is packed."""
-    dense = (prod(shape[1:]) for shape in shapes(problem))
-    a, b, c = (given[0] or usual for given, usual in zip(strides, dense, strict=True))
-    return a, b, c
-
-
-def epilogue_constants(epilogue: Epilogue) -> dict[str, int | str]:
-    return {
-        "BIAS": int(epilogue.bias),
-        "RESIDUAL": int(epilogue.residual),
-        "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
-    }
-
-
-def epilogue_pointers(epilogue: Epilogue) -> dict[str, Argument]:
-    """The result, the bias and the residual; what is absent is never read."""
-    return {
-        "result": Pointer(tensor=OUT),
-        "bias": Pointer(tensor=BIAS if epilogue.bias else OUT),
-        "residual": Pointer(tensor=RESIDUAL if epilogue.residual else OUT),
-    }
 
 
 def im2col_map(
@@ -207,7 +179,8 @@ def reduce_step(
     partial: Argument = Scratch(offset=0) if slices else Pointer(tensor=OUT)
     arguments: dict[str, Argument] = {
         "partial": partial,
-        **epilogue_pointers(epilogue),
+        "result": Pointer(tensor=OUT),
+        **finishing_pointers(epilogue),
         "slices": slices,
         "rows": rows,
         "pitch": pitch,
@@ -218,7 +191,7 @@ def reduce_step(
         source=cuda_source(
             "reduce",
             arguments,
-            {"RESULT": dtype, "VECTOR": vector, **epilogue_constants(epilogue)},
+            {"RESULT": dtype, "VECTOR": vector, **finishing(epilogue)},
         ),
         grid=(-(-rows * pitch // vector // REDUCE_THREADS), 1, 1),
         threads=REDUCE_THREADS,
@@ -272,17 +245,5 @@ def representative(kernel: DenseConvKernel) -> ConvProblem:
     lines = kernel.math_groups if is_line else 1 if kernel.family == "rows" else 3
     columns = min(lines, 3) if kernel.family == "rows" else 3
     count = 32 if kernel.family == "taps" else 256
-    return ConvProblem(
-        direction=kernel.op.removeprefix("conv_"),
-        n=32,
-        c=count,
-        k=count,
-        h=56,
-        w=56,
-        y=lines,
-        x=columns,
-        pad_h=lines // 2,
-        pad_w=columns // 2,
-        dtype=kernel.dtype,
-        layout="nhwc",
-    )
+    pads = {"pad_h": lines // 2, "pad_w": columns // 2}
+    return usual_layer(kernel, c=count, k=count, y=lines, x=columns, **pads)

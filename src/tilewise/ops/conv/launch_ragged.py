@@ -9,6 +9,7 @@ from tilewise.ops.conv.launch_dense import launch_dense
 from tilewise.ops.conv.launch_halo import launch_halo
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
+from tilewise.ops.conv.usual import usual_layer
 from tilewise.ops.launch import Launch
 
 
@@ -30,20 +31,5 @@ def representative(kernel: RaggedConvKernel) -> ConvProblem:
     is_volume = kernel.loader == "halo" and kernel.spreads_nonfinite
     within = kernel.spreads_nonfinite or kernel.loader == "halo"
     count = 8 * (56 if within else 48)
-    return ConvProblem(
-        direction=kernel.op.removeprefix("conv_"),
-        n=32,
-        c=count,
-        k=count,
-        g=8,
-        d=8 if is_volume else 1,
-        h=28,
-        w=28,
-        z=3 if is_volume else 1,
-        y=3,
-        x=3,
-        pad_d=int(is_volume),
-        pad_h=1,
-        pad_w=1,
-        dtype=kernel.dtype,
-    )
+    depth = {"d": 8, "z": 3, "pad_d": 1} if is_volume else {}
+    return usual_layer(kernel, c=count, k=count, g=8, h=28, w=28, **depth)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.stem import CHANNELS, StemConvKernel, patch, smem_bytes
 from tilewise.ops.conv.patches import (
-    Argument,
     Image,
-    check_epilogue,
     cuda_step,
     finishing,
     finishing_pointers,
     geometry,
     images,
     outer_pitches,
-    sum_step,
+    summed,
     walkers,
 )
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import Launch, Pointer, Scratch, Step, TensorMap, Zero
+from tilewise.ops.conv.usual import FIRST_LAYER, usual_layer
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap
 
 
 def launch_stem(
@@ -35,7 +32,6 @@ def launch_stem(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over pixels; for the filter's gradient slices and a second step that adds them."""
-    check_epilogue(epilogue, problem.direction)
     x, y = images(problem, strides, is_aligned)
     pitches = outer_pitches(problem, strides)
     if kernel.is_weight:
@@ -45,10 +41,7 @@ def launch_stem(
 
 def representative(kernel: StemConvKernel) -> ConvProblem:
     """A 3x3 layer of stride 2 over images of three channels."""
-    sizes: dict[str, Any] = {"n": 32, "c": 3, "k": 64, "h": 224, "w": 224, "y": 3, "x": 3}
-    sizes |= {"stride_h": 2, "stride_w": 2, "pad_h": 1, "pad_w": 1}
-    direction = kernel.op.removeprefix("conv_")
-    return ConvProblem(direction=direction, dtype=kernel.dtype, **sizes)
+    return usual_layer(kernel, **FIRST_LAYER)
 
 
 def _constants(kernel: StemConvKernel, p: ConvProblem) -> dict[str, int | str]:
@@ -128,7 +121,6 @@ def _weight(
     tiles_w, tiles_h, tiles = _tiles(kernel, p)
     columns = -(-p.k // CHANNELS)
     blocks = walkers(tiles, columns, kernel.blocks, arch)
-    slices = 1 if kernel.atomic else blocks
     arguments: dict[str, Argument] = {
         "image": _rows(kernel, p, x),
         "result": y.map((1, kernel.tile_h, kernel.tile_w, CHANNELS)),
@@ -149,6 +141,4 @@ def _weight(
         threads=32 * kernel.warps,
         smem_bytes=smem_bytes(kernel, p),
     )
-    room = 4 * slices * p.filter_elements
-    clear = (Zero(target=Scratch(offset=0), size=room),) if kernel.atomic else ()
-    return Launch(steps=(*clear, step, sum_step(p, slices, pitch)), workspace_bytes=room)
+    return summed(step, p, blocks, pitch, is_atomic=kernel.atomic)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.sizes import gcd
-from tilewise.errors import InputError
 from tilewise.ops.arguments import Collected
 from tilewise.ops.conv.epilogue import BIAS, FIRST, OUT, RESIDUAL, SECOND, SUMS, Epilogue
 from tilewise.ops.conv.kernels.triton import Cut, TritonConvKernel, channels, cut, partial_bytes
@@ -105,8 +104,6 @@ def launch_triton(
     made = cut(kernel, problem, arch)
     if problem.direction != "bwd_weight":
         return _pixels(kernel, problem, arch, strides, 16 * is_aligned, epilogue, made)
-    if not epilogue.is_plain:
-        raise InputError("the gradient of a filter takes no epilogue")
     return _filter(kernel, problem, arch, strides, 16 * is_aligned, made)
 
 

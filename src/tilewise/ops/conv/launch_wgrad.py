@@ -5,26 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewise.core.arch import Arch
-from tilewise.errors import InputError
-from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND, Epilogue
+from tilewise.ops.conv.epilogue import FIRST, OUT, SECOND
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
 from tilewise.ops.conv.kernels.dense_rules import smem_bytes
 from tilewise.ops.conv.launch_pieces import (
-    Outer,
     check_aligned,
     cuda_source,
     cut,
     im2col_map,
-    outer_strides,
     rows_map,
     sum_kind,
     walk_arguments,
 )
-from tilewise.ops.conv.patches import sum_step
+from tilewise.ops.conv.patches import Outer, outer_pitches, summed
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.strides import Strides
 from tilewise.ops.conv.walk import Axis, Walk, forward
-from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap, Zero
+from tilewise.ops.launch import Argument, Launch, Pointer, Scratch, Step, TensorMap
 
 LOADERS = {"im2col": 0, "rows": 1, "gather": 2, "taps": 3}
 PANEL = 64
@@ -37,14 +34,11 @@ def launch_wgrad(
     arch: Arch,
     strides: tuple[Strides, Strides, Strides],
     is_aligned: bool,
-    epilogue: Epilogue,
 ) -> Launch:
     """The product over pixels, and the sum of its slices where they are cut."""
     check_aligned(kernel, is_aligned)
-    if not epilogue.is_plain:
-        raise InputError("the gradient of a filter takes no epilogue")
     k, p = kernel, problem
-    outer = outer_strides(p, strides)
+    outer = outer_pitches(p, strides)
     tiles = -(-(p.k // p.g) // k.tile_m) * -(-_columns(k, p) // k.tile_n) * p.g
     steps = -(-p.out_pixels // PANEL)
     if k.persistent:
@@ -63,13 +57,7 @@ def sum_slices(
     """The product's step, with what goes before and behind it where its reduction is cut."""
     if splits == 1:
         return Launch(steps=(product,))
-    size = problem.filter_elements
-    slices = 1 if kernel.atomic else splits
-    add = sum_step(problem, slices, pitch)
-    steps: tuple[Step | Zero, ...] = (product, add)
-    if kernel.atomic:
-        steps = (Zero(target=Scratch(offset=0), size=4 * size), *steps)
-    return Launch(steps=steps, workspace_bytes=4 * slices * size)
+    return summed(product, problem, splits, pitch, is_atomic=kernel.atomic)
 
 
 def _parts(tiles: int, steps: int, blocks: int) -> int:

@@ -12,9 +12,17 @@ from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.conv.epilogue import BIAS, OUT, RESIDUAL, Epilogue
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.strides import Strides
-from tilewise.ops.launch import CudaSource, Pointer, Scratch, Step, TensorMap
+from tilewise.ops.launch import (
+    Argument,
+    CudaSource,
+    Launch,
+    Pointer,
+    Scratch,
+    Step,
+    TensorMap,
+    Zero,
+)
 
-Argument = Pointer | Scratch | TensorMap | int | float
 DIMS = ("d", "h", "w")
 TAPS = {"d": "z", "h": "y", "w": "x"}
 SUM_THREADS = 256
@@ -23,6 +31,8 @@ BUSY_THREADS = 128 * 1024
 """Threads whose loads keep a large GPU's memory busy."""
 MOST_BLOCKS = 65535
 """Of a grid's second and third dimension."""
+Outer = tuple[int, int, int]
+"""Elements from one image or filter to the next, of the two operands and the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +131,16 @@ def corners(p: ConvProblem, dim: str) -> tuple[int, int]:
     )
 
 
+def patch_arguments(p: ConvProblem, target: Image) -> dict[str, Argument]:
+    """Where the first patch begins, and the image that is written."""
+    pitches = zip(("n", *DIMS), target.pitches(), strict=True)
+    return {
+        **{f"patch_corner_{dim}": corners(p, dim)[0] for dim in DIMS},
+        **{"depth": target.d, "height": target.h, "width": target.w},
+        **{f"pitch_{dim}": pitch for dim, pitch in pitches},
+    }
+
+
 def leads(p: ConvProblem) -> dict[str, int | str]:
     """Backward, how far the image begins behind a whole period of padding, as macros."""
     is_back = p.direction == "bwd_data"
@@ -154,9 +174,7 @@ def why_not_backward(p: ConvProblem) -> str | None:
     return None
 
 
-def outer_pitches(
-    problem: ConvProblem, strides: tuple[Strides, Strides, Strides]
-) -> tuple[int, int, int]:
+def outer_pitches(problem: ConvProblem, strides: tuple[Strides, Strides, Strides]) -> Outer:
     """Elements from one image or filter to the next, of operands and result; all else is packed."""
     packed = (prod(shape[1:]) for shape in shapes(problem))
     a, b, c = (given[0] or usual for given, usual in zip(strides, packed, strict=True))
@@ -188,14 +206,6 @@ def finishing_pointers(epilogue: Epilogue) -> dict[str, Argument]:
         "bias": Pointer(tensor=BIAS if epilogue.bias else OUT),
         "residual": Pointer(tensor=RESIDUAL if epilogue.residual else OUT),
     }
-
-
-def check_epilogue(epilogue: Epilogue, direction: str) -> None:
-    """Raises where an epilogue asks for what these kernels do not do."""
-    if epilogue.sums:
-        raise KernelError("kernels over patches give no sums over pixels; use another family")
-    if direction == "bwd_weight" and not epilogue.is_plain:
-        raise KernelError("the gradient of a filter takes no epilogue")
 
 
 def cuda_step(
@@ -240,7 +250,19 @@ def walkers(tiles: int, columns: int, blocks: int, arch: Arch) -> int:
     return -(-tiles // rounds)
 
 
-def sum_step(problem: ConvProblem, slices: int, pitch: int) -> Step:
+def summed(step: Step, problem: ConvProblem, slices: int, pitch: int, *, is_atomic: bool) -> Launch:
+    """The step that makes slices of the filter's gradient, and one that adds them up.
+
+    Atomics add them to one slice, which is cleared before.
+    """
+    slices = 1 if is_atomic else slices
+    room = 4 * slices * problem.filter_elements
+    clear = (Zero(target=Scratch(offset=0), size=room),) if is_atomic else ()
+    adding = _sum_step(problem, slices, pitch)
+    return Launch(steps=(*clear, step, adding), workspace_bytes=room)
+
+
+def _sum_step(problem: ConvProblem, slices: int, pitch: int) -> Step:
     """Adds slices of the filter's gradient at the workspace's start up, filters `pitch` apart."""
     p = problem
     rows, size = p.k, p.filter_elements // p.k

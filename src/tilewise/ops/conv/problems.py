@@ -9,7 +9,7 @@ from typing import Any
 from tilewise.ops.buckets import INTENSITY, Buckets, by_alignment, by_size, excluded
 from tilewise.ops.contract import Problems
 from tilewise.ops.conv.capture import READERS
-from tilewise.ops.conv.driver import COMMANDS
+from tilewise.ops.conv.commands import COMMANDS
 from tilewise.ops.conv.families import FAMILIES, LARGEST, uniform
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.draws import BESIDE_TILES, PRIMES, TINY, Fields, scaled

@@ -10,7 +10,7 @@ from tilewise.ops.buckets import INTENSITY, by_alignment, by_size, excluded
 from tilewise.ops.contract import Problems
 from tilewise.ops.draws import BESIDE_TILES, PRIMES, TINY, Fields
 from tilewise.ops.gemm.capture import READERS
-from tilewise.ops.gemm.driver import COMMANDS
+from tilewise.ops.gemm.commands import COMMANDS
 from tilewise.ops.gemm.families import FAMILIES, LARGEST, uniform
 from tilewise.ops.gemm.problem import GemmProblem
 

@@ -70,7 +70,7 @@ NETWORKS: dict[str, Network] = _listed()
 
 def network(
     name: str,
-    op: str,
+    op: str = "",
     *,
     dtype: str = "",
     batch: int = 0,
@@ -83,11 +83,12 @@ def network(
 ) -> ProblemSet:
     """The problems of `op` in one pass of a network, each once, labelled with how often it runs.
 
-    Zeros take the network's usual scale. `decode` adds one token to each sequence instead of
-    reading all. `backward` adds the products of the gradients to the GEMMs. `frozen` keeps layers
-    that training leaves alone.
+    Without an op they are those of the first layer's. Zeros take the network's usual scale.
+    `decode` adds one token to each sequence instead of reading all. `backward` adds the products of
+    the gradients to the GEMMs. `frozen` keeps layers that training leaves alone.
     """
     layers = trace(name, batch=batch, size=size, tokens=tokens, decode=decode)
+    op = op or layers[0].ops[0]
     make = maker(op, dtype, **fixed)
     found = ProblemSet()
     for layer in layers:

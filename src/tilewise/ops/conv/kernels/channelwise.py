@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.kernels.few_channels import why_not_counted, why_not_shared, why_not_typed
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 CHANNELS = 64
 """Of a warp: two for each lane."""
 MOST_SPAN = 64
@@ -22,7 +22,7 @@ MOST_TAPS = 33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelwiseConvKernel(Kernel):
+class ChannelwiseConvKernel(DirectedConvKernel):
     """One kernel in which no channel ever meets another, for filters of any size up to 31 x 31.
 
     A warp computes `strip` neighbouring pixels of 64 channels at a time, in fp32.
@@ -30,7 +30,6 @@ class ChannelwiseConvKernel(Kernel):
 
     engine: ClassVar[str] = "cuda"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", ("channelwise",))
     dtype: str = trait("", ("bf16", "fp16", "fp32"))
     strip: int = trait("p", (2, 4, 8, 12, 16), doc="pixels of a row that a warp computes at once")
@@ -47,14 +46,6 @@ class ChannelwiseConvKernel(Kernel):
             raise KernelError(f"{self.name}: atomic is for gradients of filters")
         if self.spreads_nonfinite:
             raise KernelError(f"{self.name}: nothing spreads between its channels")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return self.op_name == "conv_bwd_weight"
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.problem import ConvProblem
 
 SPECIALIZATIONS = ("Default", "Filter1x1Stride1Pad0", "Filter1x1Pad0", "Filter3x3", "OddC")
@@ -60,12 +61,11 @@ FAMILIES = tuple(dict.fromkeys(family for family, _ in FORMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CkDeviceKernel(Kernel):
+class CkDeviceKernel(DirectedConvKernel):
     """One device operation of CK, as far as its type string tells it apart."""
 
     engine: ClassVar[str] = "ck"
 
-    op_name: str = field(metadata={"choices": ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")})
     family: str = trait("", FAMILIES)
     load_threads: int = trait("", (0, 128, 256), default=0, doc="of waves that only load")
     threads: int = trait("", (64, 128, 256), doc="of a block; of a wavelet's math waves")
@@ -103,10 +103,6 @@ class CkDeviceKernel(Kernel):
         for unsaid in self.traits():
             if unsaid.name not in said and getattr(self, unsaid.name) != unsaid.default:
                 raise KernelError(f"{self.family} kernels have no {unsaid.name} in their names")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -170,7 +166,7 @@ _DEPTHWISE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CkDepthwiseKernel(Kernel):
+class CkDepthwiseKernel(DirectedConvKernel):
     """One forward depthwise kernel of CK Tile, made for a filter, stride and padding."""
 
     engine: ClassVar[str] = "ck"
@@ -199,10 +195,6 @@ class CkDepthwiseKernel(Kernel):
             raise KernelError("CK Tile's depthwise kernels compute conv_fwd")
         if min(self.tile_h, self.tile_w, self.taps, self.stride_h, self.stride_w) < 1:
             raise KernelError("tiles, taps and strides must be at least 1")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -24,20 +24,20 @@ from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 from tilewise.ops.cktile_rules import (
-    COMMON_RULES,
     CONV_PIPELINES,
     DTYPES,
     CkTileKernel,
     Values,
     by_trait,
+    common_rules,
     first_broken,
     is_dead_end,
     rule,
     text,
 )
+from tilewise.ops.conv.kernels.directed import OPS
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 LAYOUTS = {"nhwgc": 0, "nwgc": 1, "ndhwgc": 3, "ngchw": 2, "ngcdhw": 3}
 """Layout -> its dimensions; nhwgc also stands for "channels last" in any number of them."""
 SPECIALIZATIONS = ("default", "filter1x1_pad0", "filter1x1_stride1_pad0", "filter3x3")
@@ -254,7 +254,7 @@ def _loads(v: Values, arch: Arch) -> str | None:
 
 
 RULES = (
-    *COMMON_RULES,
+    *common_rules((16, 16, 16)),
     rule(_direction, "pipeline", "two_stage", "streamk"),
     rule(_explicit, "explicit_gemm"),
     rule(_loads, "vector_a", "vector_b"),

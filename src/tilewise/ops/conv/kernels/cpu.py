@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8")
 FAMILIES = ("implicit", "direct", "pointwise", "merged", "depthwise")
 LANES = {"avx2": 8, "avx512": 16}
@@ -20,7 +20,7 @@ EXACT_TERMS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuConvKernel(Kernel):
+class CpuConvKernel(DirectedConvKernel):
     """What C++ convolution kernels have in common; each family is a type of its own.
 
     The traits are the same for all, for names and keys on disk; what `mr` and `kc` count is told
@@ -29,7 +29,6 @@ class CpuConvKernel(Kernel):
 
     engine: ClassVar[str] = "cpu"
 
-    op_name: str = field(metadata={"choices": OPS})
     dtype: str = trait("", DTYPES, default="fp32")
     out_dtype: str = trait("to", ("fp32", "fp16", "bf16", "int32"), default="fp32")
     isa: str = trait("", tuple(LANES))
@@ -81,10 +80,6 @@ class CpuConvKernel(Kernel):
     def shortest_sum(self, problem: ConvProblem) -> int:
         """The fewest products that are added up before the sum is widened."""
         return problem.out_w if problem.direction == "bwd_weight" else problem.taps
-
-    @property
-    def op(self) -> str:
-        return self.op_name
 
     @property
     def lanes(self) -> int:

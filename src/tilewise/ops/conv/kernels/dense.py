@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
 from tilewise.ops.conv.kernels import dense_rules
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 FAMILIES = ("im2col", "rows", "gather", "halo", "taps")
 DTYPES = ("bf16", "fp16", "tf32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseConvKernel(Kernel):
+class DenseConvKernel(DirectedConvKernel):
     """One warp-specialised product: load warps fill a ring of stages, math groups multiply.
 
     How the load warps find the pixels:
@@ -33,7 +33,6 @@ class DenseConvKernel(Kernel):
 
     engine: ClassVar[str] = "cuda"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", FAMILIES, doc="how load warps find the pixels")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (64, 128, 192, 256))
@@ -60,14 +59,6 @@ class DenseConvKernel(Kernel):
         self.check_choices()
         for broken in dense_rules.broken(self):
             raise KernelError(f"{self.name}: {broken}")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return self.op_name == "conv_bwd_weight"
 
     @property
     def tile(self) -> tuple[int, int, int]:

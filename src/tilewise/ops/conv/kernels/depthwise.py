@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -18,7 +19,6 @@ from tilewise.ops.conv.kernels.few_channels import (
 from tilewise.ops.conv.patches import extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 WARP_CHANNELS = 8
 MOST_REGISTERS = 248
 MOST_WORK = 390
@@ -27,7 +27,7 @@ compiler that unrolls more takes minutes or spills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthwiseConvKernel(Kernel):
+class DepthwiseConvKernel(DirectedConvKernel):
     """One kernel whose products are diagonal in the channel and Toeplitz in the rows.
 
     A tile is `tile_h` x `tile_w` pixels of the result (of the gradient's phases, backward) and
@@ -37,7 +37,6 @@ class DepthwiseConvKernel(Kernel):
 
     engine: ClassVar[str] = "cuda"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", ("depthwise",))
     dtype: str = trait("", ("bf16", "fp16"))
     tile_h: int = trait("h", (2, 4, 8, 14, 16, 28))
@@ -52,14 +51,6 @@ class DepthwiseConvKernel(Kernel):
         self.check_choices()
         for broken in _broken(self):
             raise KernelError(f"{self.name}: {broken}")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return self.op_name == "conv_bwd_weight"
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
-from tilewise.ops.conv.kernels.triton import DTYPES, OPS
+from tilewise.core.kernel import trait
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.triton import DTYPES
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.kernels import BY_FAMILY, GPU_KERNEL_TYPES, gpu
 from tilewise.ops.gemm.kernels.gpu import GpuGemmKernel
@@ -31,7 +32,7 @@ def _same(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmConvKernel(Kernel):
+class GemmConvKernel(DirectedConvKernel):
     """A kernel of matrix products on all pixels at once; behind `gemm` its name is that kernel's.
 
     Forward multiplies pixels x c by c x k, backward-data pixels x k by k x c, and backward-weight,
@@ -40,7 +41,6 @@ class GemmConvKernel(Kernel):
 
     engine: ClassVar[str] = "triton"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", FAMILIES, doc="1x1 filters as one matrix product")
     product: str = trait("", tuple(BY_FAMILY), doc="family of the matrix product's kernel")
     dtype: str = trait("", DTYPES, doc="operand type")
@@ -59,10 +59,6 @@ class GemmConvKernel(Kernel):
     def __post_init__(self) -> None:
         self.check_choices()
         product_kernel(self)  # which refuses what is no kernel
-
-    @property
-    def op(self) -> str:
-        return self.op_name
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -18,7 +19,6 @@ from tilewise.ops.conv.kernels.few_channels import (
 from tilewise.ops.conv.patches import extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 CHANNELS = 64
 """Of the result, for each block: 16 for each of four math warps."""
 ROWS = 16
@@ -53,7 +53,7 @@ class Slots(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedConvKernel(Kernel):
+class GroupedConvKernel(DirectedConvKernel):
     """One kernel on the matrix units for groups of 4 to 32 channels, near memory bandwidth.
 
     A tile is `tile_h` x `tile_w` pixels of the result (of the gradient's phases, backward) and 64
@@ -63,7 +63,6 @@ class GroupedConvKernel(Kernel):
 
     engine: ClassVar[str] = "cuda"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", ("grouped",))
     dtype: str = trait("", ("bf16", "fp16"))
     tile_h: int = trait("h", (1, 4, 7, 8, 14, 16))
@@ -77,14 +76,6 @@ class GroupedConvKernel(Kernel):
         self.check_choices()
         for broken in _broken(self):
             raise KernelError(f"{self.name}: {broken}")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return self.op_name == "conv_bwd_weight"
 
     @property
     def tile(self) -> tuple[int, int, int]:

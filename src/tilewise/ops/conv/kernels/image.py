@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -30,7 +31,7 @@ OTHER_REGISTERS = 112
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageConvKernel(Kernel):
+class ImageConvKernel(DirectedConvKernel):
     """One kernel for gradients of images of 1 to 4 channels, by whole periods of the stride.
 
     A tile is `tile_h` x `tile_w` places of the gradient that is read. Pixels of a period share its
@@ -54,14 +55,6 @@ class ImageConvKernel(Kernel):
             raise KernelError(f"{self.name}: four warps take {ROWS} places of a line each")
         if self.op_name not in OPS or not self.spreads_nonfinite:
             raise KernelError(f"{self.name}: it computes {OPS[0]}, and spreads to neighbours")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return False
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tilewise.core.arch import Arch
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_shared,
@@ -29,7 +30,7 @@ OTHER_REGISTERS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StemConvKernel(Kernel):
+class StemConvKernel(DirectedConvKernel):
     """One kernel for images of 3 or 4 channels, whose rows it takes as rows of elements.
 
     A tile is `tile_h` x `tile_w` pixels of the result and 64 channels. Runs of the filter are
@@ -53,14 +54,6 @@ class StemConvKernel(Kernel):
         self.check_choices()
         for broken in _broken(self):
             raise KernelError(f"{self.name}: {broken}")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
-
-    @property
-    def is_weight(self) -> bool:
-        return self.op_name == "conv_bwd_weight"
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.core.kernel import Kernel, trait
+from tilewise.core.kernel import trait
 from tilewise.errors import KernelError
+from tilewise.ops.conv.kernels.directed import DirectedConvKernel
 from tilewise.ops.conv.problem import ConvProblem
 
-OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 FAMILIES = ("implicit", "packed", "merged", "direct")
 DTYPES = ("bf16", "fp16", "fp32", "tf32")
 MOST_WORKSPACE = 1 << 30
@@ -22,7 +22,7 @@ LARGEST = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TritonConvKernel(Kernel):
+class TritonConvKernel(DirectedConvKernel):
     """One Triton convolution; a tile is (pixels, channels, reduction), of filters (k, entries).
 
     `implicit` multiplies matrices tap by tap, and serves every problem; `packed` puts taps and
@@ -33,7 +33,6 @@ class TritonConvKernel(Kernel):
 
     engine: ClassVar[str] = "triton"
 
-    op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", FAMILIES, doc="how channels and taps are walked")
     dtype: str = trait("", DTYPES, doc="operand type")
     tile_m: int = trait("m", (4, 8, 16, 32, 64, 128, 256))
@@ -64,10 +63,6 @@ class TritonConvKernel(Kernel):
                 raise KernelError("direct kernels of pixels take tile_k=1 and fill=0")
         elif min(self.tile) < 16:
             raise KernelError(f"tile {self.tile} is below the matrix units' 16")
-
-    @property
-    def op(self) -> str:
-        return self.op_name
 
     @property
     def tile(self) -> tuple[int, int, int]:

@@ -17,13 +17,13 @@ from tilewise.core.kernel import Kernel, trait
 from tilewise.core.problem import Problem
 from tilewise.errors import KernelError
 from tilewise.ops.cktile_rules import (
-    COMMON_RULES,
     DTYPES,
     GEMM_PIPELINES,
     PRESHUFFLE,
     CkTileKernel,
     Values,
     by_trait,
+    common_rules,
     first_broken,
     is_dead_end,
     rule,
@@ -124,7 +124,7 @@ def _preshuffle(v: Values, arch: Arch) -> str | None:
     return None
 
 
-RULES = (*COMMON_RULES, rule(_preshuffle, "pipeline", "family", "preshuffled"))
+RULES = (*common_rules((16, 16, 8)), rule(_preshuffle, "pipeline", "family", "preshuffled"))
 _RULES_BY_TRAIT = by_trait(RULES)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewise.errors import ProblemError
-from tilewise.ops.driver import DriverCommand, number
+from tilewise.ops.commands import DriverCommand, number
 
 _FLAGS = {
     "b": "batch_count",

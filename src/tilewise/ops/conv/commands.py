@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewise.errors import ProblemError
-from tilewise.ops.driver import DriverCommand, number
+from tilewise.ops.commands import DriverCommand, number
 
 # Short flag -> long flag, as the driver's help lists them; values left out here are of no
 # consequence for the shape (iterations, verification, timing, files).
