@@ -15,7 +15,7 @@ from tilewise.core.model import load_model
 from tilewise.core.problem import spell_problem
 from tilewise.core.sealed import SealedFolder
 from tilewise.core.telling import Tell, silent
-from tilewise.errors import InputError, ModelError
+from tilewise.errors import InputError, ModelError, why_missing
 from tilewise.learn.dataset import from_stores
 from tilewise.problems.lines import replace_text
 from tilewise.report.choices import Judged, choices
@@ -99,8 +99,8 @@ def plotly_script() -> str:
     """The plotting library's own script."""
     try:
         from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError:
-        raise InputError("plotly is not installed; `pip install tilewise[report]`") from None
+    except ModuleNotFoundError as error:
+        raise InputError(why_missing(error) or str(error)) from None
     return str(get_plotlyjs())
 
 
