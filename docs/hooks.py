@@ -87,9 +87,9 @@ def command_reference() -> str:
         "# Commands\n\nEvery command takes `--json`. Exit codes: 0 done, 1 a check or a kernel "
         "failed, 2 bad input.\n"
     ]
-    parts += [
-        _command(path, command) for path, command in _walk(typer.main.get_command(app), "tilewise")
-    ]
+    whole = typer.main.get_command(app)
+    told = whole.context_settings
+    parts += [_command(path, command, told) for path, command in _walk(whole, "tilewise")]
     return "\n".join(parts)
 
 
@@ -101,8 +101,8 @@ def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {name}", child
 
 
-def _command(path: str, command: Any) -> str:
-    context = command.make_context(path, [], resilient_parsing=True)
+def _command(path: str, command: Any, settings: dict[str, Any]) -> str:
+    context = command.make_context(path, [], resilient_parsing=True, **settings)
     text = command.get_help(context)
     return f"## `{path}`\n\n```text\n{text}\n```\n"
 

@@ -134,4 +134,9 @@ def why_missing(error: ModuleNotFoundError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return None
-    return f"{package} is not installed; `pip install 'tilewise[{EXTRAS[package]}]'`"
+    return f"{package} is not installed; {how_to_install(package)}"
+
+
+def how_to_install(package: str) -> str:
+    """The command that brings a package which an extra names."""
+    return f"`pip install 'tilewise[{EXTRAS[package]}]'`"

@@ -58,6 +58,6 @@ def settings() -> Settings:
 
 def _path(name: str, text: str) -> Path:
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser().absolute()  # wherever the program goes
     except RuntimeError:  # of a user who is not there, or who has no home
         raise InputError(f"{name} is {text!r}, whose ~ leads nowhere; name the folder") from None

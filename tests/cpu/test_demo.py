@@ -49,7 +49,7 @@ def test_a_gpu_that_fails_does_not_end_the_demo(
 @pytest.mark.parametrize(
     ("why", "told"),
     [
-        ("PyTorch is not installed; install tilewise[gpu]", "pip install 'tilewise[gpu]'"),
+        ("PyTorch is not installed; `pip install 'tilewise[gpu]'`", "pip install 'tilewise[gpu]'"),
         ("PyTorch 2.13 sees no device", "PyTorch 2.13 sees no device"),
         (None, None),
     ],

@@ -116,6 +116,7 @@ def test_a_table_says_what_serves_each_layer(monkeypatch: pytest.MonkeyPatch) ->
     said(monkeypatch, Served(is_ours=True, why="faster", theirs_us=30.0, ours_us=20.0))
     patched = tw.patch(model())
     assert not tw.layers(patched)
+    assert str(tw.layers(patched)) == "no layer was served yet: patch the model, and run it once"
     patched(IMAGE)
     rows = tw.layers(patched)
     assert [(row.layer, row.kind, row.input) for row in rows] == [

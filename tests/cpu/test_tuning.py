@@ -66,6 +66,12 @@ def test_a_model_is_tuned_and_served_by_what_was_timed(
         choice = tw.select(problem)
         assert choice.path == "measured"
         assert of[choice.kernel.name] <= min(of.values()) * 1.03
+    head, *lines = str(times).splitlines()
+    assert head.split() == ["us", "PyTorch", "us", "fastest", "kernel", "problem"]
+    for line, (problem, of) in zip(lines, times.items(), strict=True):
+        best = min(of, key=lambda name: of[name])
+        assert line.split()[:2] == [f"{of[best]:.1f}", f"{of[f'{problem.op}_vendor_torch']:.1f}"]
+        assert best in line and problem.dtype in line
     held = json.loads((tmp_path / "plan.json").read_text())
     (section,) = held["sections"]
     assert section["versions"]["tilewise"] == tw.__version__

@@ -86,8 +86,10 @@ def test_anything_else_is_refused_with_a_pointer(source: str, bad: str, column: 
 def test_unknown_fields_suggest_the_nearest() -> None:
     with pytest.raises(ExpressionError, match="did you mean 'tile_m'"):
         parse("tile_mm > 1", VALUES)
-    with pytest.raises(ExpressionError, match=r"known: .*'pipeline'"):
+    with pytest.raises(ExpressionError, match=r"known fields: .*pipeline"):
         parse("zzzzzz > 1", VALUES)
+    with pytest.raises(ExpressionError, match="write words in quotes, as 'compv4'"):
+        parse("pipeline == compv4", VALUES)
 
 
 @pytest.mark.parametrize(

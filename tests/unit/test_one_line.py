@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -205,3 +207,31 @@ def test_a_resealed_manifest_of_other_kinds(  # type: ignore[no-untyped-def]
     refuses("export-c", folder, tmp_path / "x.h")
     (folder / "manifest.json").write_text(json.dumps(change))
     refuses("explain", *words)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--version"], ["arch", "list"], ["arch", "list", "--json"]])
+def test_a_full_disk_below_standard_output(words: list[str], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "tilewise", *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == "tilewise: standard output: No space left on device\n"
+
+
+def test_a_cache_that_is_named_from_here_stays_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TILEWISE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "relative")
+    settings.cache_clear()
+    try:
+        assert settings().cache_dir == tmp_path / "relative" / ".cache" / "tilewise"
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()

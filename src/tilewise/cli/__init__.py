@@ -43,6 +43,7 @@ def _run() -> None:
     usage_error: Any = typer.BadParameter.__bases__[0]
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is told below, not while Python ends
     except usage_error as error:
         _fail(error.format_message(), 2)
     except TilewiseError as error:
@@ -56,8 +57,10 @@ def _run() -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             _end_quietly()
-        named = f"{str(error.filename)[:200]}: " if error.filename else ""
-        _fail(f"{named}{error.strerror or error}", 2)
+        where = str(error.filename)[:200] if error.filename else ""
+        if not where and not _can_print():
+            where = "standard output"
+        _fail(f"{where}{': ' if where else ''}{error.strerror or error}", 2)
     except (MemoryError, RecursionError) as error:
         _fail(f"this is more than fits ({type(error).__name__}); give it less at once", 1)
     except typer.Abort:
@@ -66,9 +69,25 @@ def _run() -> None:
 
 
 def _end_quietly() -> None:
-    """The reader has seen enough. Python would complain once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """The reader has seen enough."""
+    _drop_output()
     raise SystemExit(0)
+
+
+def _drop_output() -> None:
+    """Leads what is not printed yet nowhere: Python flushes at exit, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _can_print() -> bool:
+    """Whether standard output takes a line, as it does not where its disk is full."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return False
+    return True
 
 
 def _fail(message: str, code: int) -> None:

@@ -45,11 +45,11 @@ def learned(kernels: Sequence[Kernel]) -> dict[str, Any]:
             *(store, problems(), lambda arch: list(kernels), place, session.policy),
             on_event=on_event,
         )
-    say(
-        f"{summary.rows:,} timings on one core: {SWEPT} products, {len(kernels)} kernels, every "
-        "result checked"
-    )
     data = from_stores([store], op="gemm")
+    say(
+        f"{summary.rows:,} timings on one core: {SWEPT} products, {len(data.kernels)} kernels, "
+        "every result checked"
+    )
     with telling("training") as tell:
         params = Params(trees=60, leaves=8, min_rows=5)
         trained = train(data, params, fold_count=HELD_OUT, name="demo", tell=tell)

@@ -18,7 +18,7 @@ from tilewise.cli.progress import telling
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.problem import Problem
-from tilewise.errors import BuildError, TilewiseError
+from tilewise.errors import BuildError, TilewiseError, how_to_install
 from tilewise.ops.contract import Op, all_ops
 
 Row = tuple[str, str, str]
@@ -60,6 +60,8 @@ def _versions() -> Iterator[Row]:
         ("torch", "PyTorch tensors, GPUs and the vendor's kernels"),
         ("triton", "GPU kernels"),
         ("lightgbm", "training"),
+        ("scipy", "training"),
+        ("plotly", "reports"),
         ("ray", "sweeps over many machines"),
     ):
         try:
@@ -67,7 +69,7 @@ def _versions() -> Iterator[Row]:
         except PackageNotFoundError:
             found = ""
         if not found:
-            yield package, "absent", f"only needed for {use}: pip install {package}"
+            yield package, "absent", f"only needed for {use}: {how_to_install(package)}"
             continue
         why = why_no_triton() if package == "triton" else None
         detail = f"{why}; until then the vendor serves" if why else found

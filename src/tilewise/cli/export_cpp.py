@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tilewise.export.top import Loss
 
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The new folder to write.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="folder", help="The new folder to write.")]
 OpsOption = Annotated[list[str], typer.Option("--op", help="gemm, conv_fwd, ... (repeatable).")]
 WantedArchOption = Annotated[
     str, typer.Option("--arch", help="As sm_90, sm_90:H200 or x86_avx512.")

@@ -25,7 +25,7 @@ from tilewise.cli.console import (
 )
 from tilewise.core.problem import Problem
 from tilewise.engines.device import resolve_arch
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError, InputError, why_missing
 from tilewise.ops.contract import get_op
 from tilewise.problems.augment import as_efficiency
 from tilewise.problems.files import BadLine, ProblemFile, read_problems, write_problems
@@ -254,6 +254,8 @@ def capture(
         if stop.code not in (None, 0):
             raise InputError(f"{script} ended with exit code {stop.code}") from None
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and why_missing(error):
+            raise  # without PyTorch there is nothing to record
         *_, last = traceback.extract_tb(error.__traceback__)
         said = f"{type(error).__name__}: {error}"
         raise InputError(f"{script} failed in {last.filename}:{last.lineno}: {said}") from error

@@ -145,7 +145,9 @@ def _children(node: ast.expr, known: Set[str], names: set[str], text: str) -> It
         case ast.Name(id=name):
             if name not in known:
                 meant = closest(name, known)
-                hint = f"did you mean {meant!r}?" if meant else f"known: {sorted(known)}"
+                fields = ", ".join(sorted(known))
+                quoted = f"write words in quotes, as {name!r}; known fields: {fields}"
+                hint = f"did you mean {meant!r}?" if meant else quoted
                 raise ExpressionError(
                     f"unknown field {name!r}; {hint}", text, _column(text, node.col_offset)
                 )

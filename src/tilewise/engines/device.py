@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.arch import Arch, amd_name, devices, known_archs, load_arch
-from tilewise.errors import ArchError
+from tilewise.errors import ArchError, how_to_install
 from tilewise.settings import settings
 
 CORE_GB_S = 12.0
@@ -56,7 +56,7 @@ def why_no_gpu() -> str | None:
     if not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
         return "this machine has no GPU driver (/dev/nvidiactl, /dev/kfd)"
     if find_spec("torch") is None:
-        return "PyTorch is not installed; install tilewise[gpu]"
+        return f"PyTorch is not installed; {how_to_install('torch')}"
     try:
         import torch
     except (ImportError, OSError) as error:

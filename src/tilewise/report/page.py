@@ -15,7 +15,7 @@ from tilewise.core.model import load_model
 from tilewise.core.problem import spell_problem
 from tilewise.core.sealed import SealedFolder
 from tilewise.core.telling import Tell, silent
-from tilewise.errors import InputError, ModelError
+from tilewise.errors import InputError, ModelError, why_missing
 from tilewise.learn.dataset import from_stores
 from tilewise.problems.lines import replace_text
 from tilewise.report.choices import Judged, choices
@@ -24,6 +24,8 @@ from tilewise.report.plots import plots
 
 MOST_ROWS = 2000
 """Rows of a table; of more problems the worst are shown."""
+MOST_HOLES = 16
+"""Combinations without a problem that are named."""
 
 SECTIONS = {
     "efficiency": (
@@ -99,8 +101,8 @@ def plotly_script() -> str:
     """The plotting library's own script."""
     try:
         from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError:
-        raise InputError("plotly is not installed; `pip install tilewise[report]`") from None
+    except ModuleNotFoundError as error:
+        raise InputError(why_missing(error) or str(error)) from None
     return str(get_plotlyjs())
 
 
@@ -187,7 +189,8 @@ def notes(facts: Facts) -> dict[str, str]:
     told = {
         "coverage": (
             f"{facts.coverage.pair_share:.0%} of the pairs of buckets hold a problem. "
-            + (f"Empty: {', '.join(holes[:40])}" if holes else "No bucket is empty.")
+            + (f"Empty: {', '.join(holes[:MOST_HOLES])}" if holes else "No bucket is empty.")
+            + (f" and {len(holes) - MOST_HOLES} more" if len(holes) > MOST_HOLES else "")
         ),
     }
     if not facts.failures:
@@ -210,8 +213,8 @@ def _name(facts: Facts) -> str:
 
 def _problem_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "problem": row["words"],
         "%": row["efficiency"],
+        "problem": row["words"],
         "chosen": row["chosen"],
         "us": row["chosen_us"],
         "best": row["best"],
@@ -235,7 +238,9 @@ def _fastest_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    columns = list(rows[0]) if rows else []
+    """Columns in which nothing is known are left out."""
+    names = rows[0] if rows else ()
+    columns = [name for name in names if any(row[name] not in ("", None) for row in rows)]
     return {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
 
 

@@ -168,7 +168,7 @@ def failures(found: dict[str, dict[str, int]]) -> Plot:
 
 
 def _axes(x: str, y: str, *, log: bool = False) -> dict[str, Any]:
-    kind = {"type": "log"} if log else {}
+    kind = {"type": "log", "exponentformat": "none"} if log else {}
     return {"xaxis": {"title": {"text": x}, **kind}, "yaxis": {"title": {"text": y}, **kind}}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewise.core.arch import Arch
-from tilewise.errors import ExecutionError, InputError, TilewiseError
+from tilewise.errors import ExecutionError, InputError, TilewiseError, why_missing
 from tilewise.sweep.compiling import Upcoming
 from tilewise.sweep.crew import Crew, WorkerConfig
 from tilewise.sweep.device_info import DeviceInfo
@@ -86,8 +86,8 @@ class RayExecutor(Executor):
     def __init__(self, config: WorkerConfig, *, workers: int = 0, address: str = "") -> None:
         try:
             import ray
-        except ImportError:
-            raise InputError("--on ray needs Ray: install tilewise[ray]") from None
+        except ModuleNotFoundError as error:
+            raise InputError(f"--on ray: {why_missing(error) or error}") from None
         check_workers(workers)
         self._ray: Any = ray
         self.config = config

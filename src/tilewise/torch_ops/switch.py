@@ -31,6 +31,7 @@ from tilewise.torch_ops.layers import (
     needs_gradient,
     theirs,
 )
+from tilewise.torch_ops.lines import aligned
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.registering import is_seen, transform
 from tilewise.torch_ops.theirs import PLAIN
@@ -266,16 +267,9 @@ class Layers(tuple[ShownLayer, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        head = ("layer", "input", "served by", "gain us", "why")
-        cells = [head, *(_cells(row) for row in self)]
-        widths = [max(len(row[at]) for row in cells) for at in range(len(head) - 1)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
-            )
-            for row in cells
-        ]
-        return "\n".join(lines)
+        if not self:
+            return "no layer was served yet: patch the model, and run it once"
+        return aligned(("layer", "input", "served by", "gain us", "why"), map(_cells, self))
 
 
 def _cells(row: ShownLayer) -> tuple[str, ...]:

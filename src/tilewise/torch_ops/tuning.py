@@ -8,23 +8,39 @@ from typing import Any
 
 from torch import nn
 
-from tilewise.core.problem import Problem
+from tilewise.core.problem import Problem, spell_problem
 from tilewise.dispatch.remembered import CALLS
 from tilewise.judge.trials import TOP, tune_problems
 from tilewise.problems.capture import capture
 from tilewise.selection.measured import Times, check_plan, write_plan
 from tilewise.settings import settings
+from tilewise.torch_ops.lines import aligned
 from tilewise.torch_ops.preparing import arch_of, require_module, run_once
+
+
+class Tuned(Times):
+    """Microseconds of every kernel that was timed, by problem and name; prints as a table."""
+
+    def __str__(self) -> str:
+        return aligned(("us", "PyTorch us", "fastest kernel", "problem"), map(_cells, self.items()))
+
+
+def _cells(timed: tuple[Problem, dict[str, float]]) -> tuple[str, ...]:
+    problem, times = timed
+    fastest = min(times, key=lambda name: times[name])
+    vendor = times.get(f"{problem.op}_vendor_torch")
+    told = f"{problem.op} {spell_problem(problem)} {problem.dtype}"
+    return f"{times[fastest]:.1f}", f"{vendor:.1f}" if vendor else "", fastest, told
 
 
 def tune(
     model: nn.Module, *inputs: Any, plan: str | os.PathLike[str] | None = None, top: int = TOP
-) -> Times:
+) -> Tuned:
     """Times the `top` kernels and PyTorch's on every problem of one run of `model`.
 
     A model in training is run with its gradients. The times go into the file `plan` (by default
     the one in force, else one in the cache), which is in force from then on here; other processes
-    take it by TILEWISE_PLAN. Gives what was timed.
+    take it by TILEWISE_PLAN. Gives what was timed, which prints as a table.
     """
     require_module(model)
     path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
@@ -34,7 +50,7 @@ def tune(
     times = tune_problems(problems, arch, top=top)
     write_plan(path, arch, times)
     use_plan(path)
-    return times
+    return Tuned(times)
 
 
 def use_plan(path: str | os.PathLike[str] | None) -> None:

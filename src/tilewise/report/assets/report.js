@@ -30,6 +30,7 @@ function cell(kind, value, isNumber) {
   const made = document.createElement(kind);
   made.textContent = value === null ? "" : typeof value === "number" ? String(+value.toPrecision(6)) : value;
   if (isNumber) made.className = "number";
+  else if (made.textContent.length > 24) made.className = "long";
   return made;
 }
 
