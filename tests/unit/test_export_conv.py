@@ -38,13 +38,16 @@ LAYERS = {
     "sequence": "N=8 C=64 K=96 Wi=500 X=7 pad_w=3",
     "groups of 4": "N=8 C=128 K=128 G=32 Hi=28 Wi=28 Y=3 X=3 pad_h=1 pad_w=1",
     "groups of 16": "N=8 C=256 K=256 G=16 Hi=14 Wi=14 Y=3 X=3 pad_h=1 pad_w=1",
+    "groups of 24": "N=8 C=96 K=96 G=4 Hi=28 Wi=28 Y=3 X=3 pad_h=1 pad_w=1",
+    "groups of 12": "N=8 C=96 K=96 G=8 Hi=14 Wi=14 Y=3 X=3 pad_h=1 pad_w=1",
+    "few channels": "N=8 C=16 K=32 Hi=28 Wi=28 Y=3 X=3 pad_h=1 pad_w=1",
     "depthwise": "N=8 C=96 K=96 G=96 Hi=28 Wi=28 Y=3 X=3 pad_h=1 pad_w=1",
     "strided depthwise": "N=8 C=96 K=96 G=96 Hi=28 Wi=28 Y=3 X=3 stride_h=2 stride_w=2 "
     "pad_h=1 pad_w=1",
     "depthwise sequence": "N=8 C=64 K=64 G=64 Wi=400 X=5 pad_w=2",
     "stem": "N=4 C=3 K=64 Hi=64 Wi=64 Y=3 X=3 stride_h=2 stride_w=2 pad_h=1 pad_w=1",
 }
-TRAITS = ("engine", "family", "atomic", "persistent", "spreads_nonfinite")
+TRAITS = ("engine", "family", "atomic", "persistent", "spreads_nonfinite", "product", "loader")
 
 
 @dataclass
@@ -69,10 +72,18 @@ def made(op: str, words: str) -> Problem:
     return get_op(op).make_problem(dtype="bf16", **{key: int(value) for key, value in pairs})
 
 
+def pool(op: str) -> list[Any]:
+    """The GPU kernels that ship."""
+    found: list[Any] = load_pool(get_op(op), ARCH, ["cuda", "triton"])
+    return [kernel for kernel in found if kernel.dtype == "bf16"]
+
+
 def prepared_for(op: str) -> OpExport:
     """One kernel of each family, and of each way to add up what it cuts."""
-    pool = [k for k in load_pool(get_op(op), ARCH, ["cuda", "triton"]) if k.dtype == "bf16"]  # type: ignore[attr-defined]
-    kernels = one_of_each(pool, *TRAITS)
+    why = get_op(op).why_unusable
+    kernels = one_of_each(
+        [k for k in pool(op) if any(why(k, p, ARCH) is None for p in layers(op))], *TRAITS
+    )
     model = stand_in(op, ARCH, kernels, layers(op))
     return prepared(Wanted(op=op, arch=ARCH, dtypes=("bf16",), model=model))
 
@@ -141,11 +152,7 @@ def test_every_family_serves(shown: Shown) -> None:
             if shown.library.why_unusable(problem, at) is None:
                 launch = shown.export.op.module("launch").launch(kernel, problem, ARCH)
                 kinds.setdefault(kernel.family, set()).add(len(launch.steps))  # type: ignore[attr-defined]
-    wanted = {"im2col", "rows", "gather", "halo", "grouped", "depthwise", "channelwise"}
-    wanted |= {"implicit", "packed", "merged", "direct"}
-    if shown.export.op.name != "conv_bwd_data":
-        wanted.add("stem")
-    assert set(kinds) >= wanted
+    assert set(kinds) == {kernel.family for kernel in pool(shown.export.op.name)}
     if shown.export.op.name == "conv_bwd_data":
         assert 4 in kinds["im2col"], "a step for each parity"
     if shown.export.op.name == "conv_bwd_weight":

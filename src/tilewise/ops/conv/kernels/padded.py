@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, lcm
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
+from tilewise.core.sizes import gcd
 from tilewise.ops.conv.kernels.few_channels import why_not_tma, why_not_typed
 from tilewise.ops.conv.kernels.grouped import (
     CHANNELS,
@@ -52,7 +52,10 @@ class PaddedConvKernel(GroupedConvKernel):
 
 def merged_groups(p: ConvProblem) -> int:
     """Groups of a unit, whose channels read and written are multiples of 8."""
-    return lcm(*(CHUNK // gcd(CHUNK, count) for count in (read_group(p), written_group(p))))
+    counts = read_group(p), written_group(p)
+    # Of powers of two the largest is the least common multiple.
+    merged: int = max(CHUNK // gcd(CHUNK, count) for count in counts)
+    return merged
 
 
 def _slot(channels: int) -> int:
