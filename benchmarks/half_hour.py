@@ -13,7 +13,7 @@ where it is empty begins with the file --from, which an earlier call packed. --p
 named, done or not. Families of kernels that hang, or break the device, where they are tried first
 are left out of what follows.
 
---compile compiles what the parts need, on a machine without a GPU, in their order, --jobs at once;
+--compile compiles what the parts need on a machine without a GPU, --jobs at once, the sweep's last;
 `benchmarks/objects.py` packs it. --dry-run puts small problems and this CPU in the place of a GPU,
 to see that all parts run before a GPU is waiting; its results mean nothing.
 
@@ -46,6 +46,8 @@ LINES = 12
 KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
 SLOW_FAMILIES = "implicit,packed,merged,direct"
 """Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
+FEW = ("--top", "12", "--whole", "0.12")
+"""Kernels of a problem that are swept, so that 950 problems of each direction fit into the time."""
 NEW_FAMILIES = "image or taps or ragged or padded or halo"
 """What a checker looks at first."""
 
@@ -107,6 +109,7 @@ def parts() -> list[Part]:
     whole = ("--whole", ",".join(tests[1:]))
     sweep, wavelet = "benchmarks/sweep_convs.py", "benchmarks/wavelet.py"
     models = "benchmarks/whole_models.py"
+    library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
     return [
         Part(
             name="objects",
@@ -129,10 +132,11 @@ def parts() -> list[Part]:
             least=0.1,
             command=script(
                 *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", "{without}"),
-                *("--workers", "5"),
+                *("--workers", "5", *FEW),
             ),
             ahead=script(
                 *(sweep, "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "{jobs}"),
+                *FEW,
             ),
             dry=script(sweep, "{work}/store", "--minutes", "0.3", "--dry-run", "--jobs", "2"),
         ),
@@ -172,7 +176,12 @@ def parts() -> list[Part]:
                 *("--out", "{work}/whole_models.jsonl"),
             ),
         ),
-        Part(name="cpp", seconds=45, command=script("benchmarks/cpp_dispatch.py")),
+        Part(
+            name="cpp",
+            seconds=45,
+            command=script(*library),
+            ahead=script(*library, "--compile"),
+        ),
         checked("memcheck", 70, NEW_FAMILIES),
         checked("racecheck", 40, "padded or image"),
         checked("synccheck", 50, NEW_FAMILIES),
@@ -334,9 +343,12 @@ def unpack(packed: Path, work: Path) -> None:
 
 
 def compile_parts(listed: Sequence[Part], jobs: int) -> int:
-    """The worst exit code; one part's failure is not the next one's."""
+    """The worst exit code; one part's failure is not the next one's.
+
+    The longest comes last: what of it is not ready is compiled beside it, where it runs.
+    """
     worst = 0
-    for part in listed:
+    for part in sorted(listed, key=lambda part: part.seconds):
         if part.ahead:
             command = [word.format(jobs=jobs) for word in part.ahead]
             print(f"== {part.name}: {' '.join(command[1:])}", flush=True)
