@@ -198,8 +198,8 @@ TIME_HELPERS = {
     # with every tap. Uneven groups are copied, padded to 64 channels.
     "vendor_padding": "ceil_div(group_c, 64) * ceil_div(group_k, 64) * 4096 / (group_c * group_k)",
     "vendor_tiles_us": f"class_taps * ceil_div(source_c, 64) * min({_VENDOR_TILES})",
-    "vendor_dense_us": f"(2 + max(flops * vendor_padding / (peak_tflops * 650000), 1.2 * traffic_us) "
-    f"if {_WEIGHT} else max(vendor_tiles_us, 1.1 * traffic_us)) "
+    "vendor_dense_us": "(2 + max(flops * vendor_padding / (peak_tflops * 650000), "
+    f"1.2 * traffic_us) if {_WEIGHT} else max(vendor_tiles_us, 1.1 * traffic_us)) "
     "+ (8 + 3 * traffic_us if granule < 8 else 0) "
     "+ (8 + 5 * traffic_us if is_line and taps > 1 else 0)",
     "vendor_uneven_us": "25 + 3 * traffic_us "
