@@ -27,7 +27,7 @@ import amd_gfx950
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.model import load_model
 from tilewise.core.sealed import MANIFEST
-from tilewise.learn.dataset import from_stores
+from tilewise.learn.dataset import Dataset, from_stores
 from tilewise.learn.params import Params
 from tilewise.learn.train import save, train
 from tilewise.selection.models import SHIPPED as FOLDER
@@ -47,6 +47,8 @@ class Recipe:
     arch: Arch
     """With the figures of the device that was measured."""
     op: str = "gemm"
+    beside: tuple[str, ...] = ()
+    """Ops whose measurements teach, too."""
     params: Params = field(default_factory=Params)
 
 
@@ -76,17 +78,20 @@ RECIPES = (
             threads=2,  # sums of so many rows differ in their last digit with the number of threads
         ),
     ),
-    # Of few problems yet. They do not start from the analytic model, further off for cuDNN's times
-    # than for our kernels: choices between the two lost 5 % and more twice as often with it.
+    # Of few problems yet: directions teach each other. They do not start from the analytic model,
+    # further off for cuDNN's times than for our kernels: choices between the two lost 5 % and more
+    # twice as often with it.
     *(
         Recipe(
             name=f"sm_90_{op}",
-            stores=(f"h200/{op}",),
+            stores=tuple(f"h200/{each}" for each in CONVOLUTIONS),
             arch=H200,
             op=op,
+            beside=tuple(each for each in CONVOLUTIONS if each != op),
             params=replace(
                 UNSPARING,
                 base=False,
+                calibrated=False,
                 trees=600,
                 leaves=31,
                 learning_rate=0.05,
@@ -117,10 +122,15 @@ RECIPES = (
 )
 
 
+def measurements(recipe: Recipe) -> Dataset:
+    """What a shipped model learns from."""
+    stores = [ROOT / "datasets" / store for store in recipe.stores]
+    return from_stores(stores, op=recipe.op, arch=recipe.arch, beside=recipe.beside)
+
+
 def make(recipe: Recipe, folder: Path, tell: Tell) -> None:
     """Trains one model of published measurements."""
-    stores = [ROOT / "datasets" / store for store in recipe.stores]
-    data = from_stores(stores, op=recipe.op, arch=recipe.arch)
+    data = measurements(recipe)
     trained = train(data, recipe.params, name=recipe.name, tell=tell)
     save(trained, data, folder)
 

@@ -24,6 +24,8 @@ DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 BEHIND = ("reduce", "sum_slices", "sum_columns")
 """Steps that finish what others computed."""
 SQUARE = {"n": 5, "c": 72, "k": 200, "h": 27, "w": 41, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1}
+STRIDED = {"n": 5, "c": 72, "k": 200, "h": 32, "w": 48, "stride_h": 2, "stride_w": 2}
+"""In images whose classes of pixels are equally large."""
 LAYERS: dict[str, dict[str, Any]] = {
     "dense": SQUARE,
     "few channels": {**SQUARE, "c": 8, "k": 24, "y": 5, "x": 5, "pad_h": 2, "pad_w": 2},
@@ -33,8 +35,14 @@ LAYERS: dict[str, dict[str, Any]] = {
     "small groups": {**SQUARE, "c": 256, "k": 256, "g": 32},
     "depthwise": {**SQUARE, "c": 136, "k": 136, "g": 136},
     "many depthwise": {**SQUARE, "n": 64, "c": 960, "k": 960, "g": 960, "h": 7, "w": 7},
+    "strided": {**STRIDED, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1},
+    "1x1 strided": {**STRIDED, "y": 1, "x": 1},
+    "strided and dilated": {**STRIDED, "y": 3, "x": 3, "dilation_h": 2, "dilation_w": 2},
     "stem": {**SQUARE, "c": 3, "k": 64, "h": 96, "w": 96, "stride_h": 2, "stride_w": 2},
 }
+
+
+CUT = ("strided",)
 
 
 def told(kernels: list[Kernel], p: ConvProblem, names: list[str]) -> dict[str, Any]:
@@ -74,6 +82,8 @@ def test_tiles_are_those_of_the_launch(direction: str, layer: str) -> None:
         # Resident blocks share tiles, and tiles of a cluster come in whole clusters.
         and not getattr(k, "persistent", False)
         and getattr(k, "cluster", 1) == 1
+        # Each class of pixels of a strided gradient is cut by its own number of taps.
+        and not (direction == "bwd_data" and layer in CUT and getattr(k, "fill", 0))
     ]
     assert kernels
     names = ["tiles", "patch_columns", "patch_walkers", "is_wide"]
@@ -83,3 +93,16 @@ def test_tiles_are_those_of_the_launch(direction: str, layer: str) -> None:
     launched = np.array([blocks(k, p) for k in kernels])
     wrong = [k.name for k, a, b in zip(kernels, counted, launched, strict=True) if a != b]
     assert not wrong, f"{len(wrong)} of {len(kernels)}: {wrong[:3]}"
+
+
+@pytest.mark.parametrize("layer", ["dense", "depthwise", "strided", "1x1 strided"])
+def test_launches_are_counted(layer: str) -> None:
+    """A strided gradient has one for each class of pixels that a tap reaches, and sums of each."""
+    op = get_op("conv_bwd_data")
+    p = ConvProblem(direction="bwd_data", dtype="bf16", **LAYERS[layer])
+    kernels = [
+        k for k in load_pool(op, ARCH, engines=("cuda",)) if op.why_unusable(k, p, ARCH) is None
+    ]
+    steps = [launch(k, p, ARCH).steps for k in kernels]
+    launched = [sum(isinstance(step, Step) for step in found) for found in steps]
+    assert told(kernels, p, ["own_launches"])["own_launches"].tolist() == launched

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tilewise.learn.dataset import from_stores
 from tilewise.selection.models import SHIPPED
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +28,7 @@ SLOW = {"sm_90_gemm"}
 )
 def test_models_were_trained_on_what_is_published(recipe: Any) -> None:
     """The same problems, kernels and times in the same order: training gives the same bytes."""
-    stores = [ROOT / "datasets" / store for store in recipe.stores]
-    data = from_stores(stores, op=recipe.op, arch=recipe.arch)
+    data = train_models.measurements(recipe)
     manifest = json.loads((SHIPPED / recipe.name / "manifest.json").read_text())
     assert data.digest == manifest["data_sha256"]
     assert len(data) == manifest["rows"]

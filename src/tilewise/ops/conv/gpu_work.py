@@ -124,7 +124,7 @@ GPU_HELPERS = {
     "own_slices": "product_slices if is_product else max(1, min(k_fill * a_compute_units "
     "* max(1, k_blocks) * classes // own_tiles, cut_steps)) if k_fill > 0 else 1",
     # Launches one after the other; those that sum slices up wait for the others.
-    "own_launches": "classes * (2 if own_slices > 1 else 1)",
+    "own_launches": "(1 if is_wide else classes) * (2 if own_slices > 1 else 1)",
     # A halo kernel's gradient of the filter keeps the sums of every tap; else it saves reading.
     "halo_taps": f"taps if is_halo and not ({_WEIGHT}) else 1",
     "tile_taps": f"p_y * p_x if is_halo and {_WEIGHT} else 1",
