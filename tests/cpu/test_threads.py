@@ -102,3 +102,22 @@ if not child:
 print(os.waitpid(child, 0)[1])
 """
     assert run(code) == "0\n"
+
+
+IN_A_SWEEP = """
+from tilewise.core.measurement import Policy
+from tilewise.engines import get_engine
+from tilewise.engines.device import detect
+from tilewise.sweep.bench_cpu import CpuBench
+names = {engines}
+engines = {{name: get_engine(name) for name in names}}
+CpuBench(detect("cpu"), Policy(threads={threads}), engines)
+print(get_engine("cpu").runtime is not None)
+"""
+
+
+def test_kernels_measured_beside_pytorchs_run_on_its_threads() -> None:
+    beside, alone = ("cpu", "vendor"), ("cpu",)
+    assert run(IN_A_SWEEP.format(engines=beside, threads=2)) == "True\n"
+    assert run(IN_A_SWEEP.format(engines=alone, threads=2)) == "False\n"
+    assert run(IN_A_SWEEP.format(engines=beside, threads=1), "1") == "False\n"

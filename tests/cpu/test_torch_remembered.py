@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tilewise as tw
+from tilewise import torch_ops
 from tilewise.dispatch.remembered import CALLS, Remembered
 from tilewise.engines.toolchain import find_compiler
 from tilewise.errors import ArchError, TensorError
@@ -111,6 +112,46 @@ def test_a_remembered_call_does_not_select_again(monkeypatch: pytest.MonkeyPatch
     close(tw.matmul(a, b), expected)
     with pytest.raises(TypeError):
         tw.matmul(a[:-1], b)  # the sabotage works: an unknown shape needs what is gone
+
+
+def test_a_remembered_convolution_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, bias = torch.randn(2, 8, 9, 9), torch.randn(12, 4, 3, 3), torch.randn(12)
+    layer = {"stride": 2, "padding": (1, 1), "groups": 2}
+    for more in ({}, {"bias": bias}, {"bias": bias, "activation": "relu"}):
+        for _ in range(3):  # the first dispatcher of a process forgets what was before
+            expected = tw.conv2d(x, w, **more, **layer)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch_ops, "_convolve", None)
+            close(tw.conv2d(x.clone(), w, **more, **layer), expected)
+            for other in (x[:, :, 1:], x.contiguous(memory_format=torch.channels_last)):
+                with pytest.raises(TypeError):
+                    tw.conv2d(other, w, **more, **layer)
+
+
+def test_remembered_convolutions_know_what_decides_them() -> None:
+    conv = torch.nn.functional.conv2d
+    x, w, bias = torch.randn(2, 6, 9, 9), torch.randn(4, 6, 3, 3), torch.randn(4)
+    trained = torch.nn.Parameter(w)
+    for _ in range(3):
+        close(tw.conv2d(x, w), conv(x, w))
+        close(tw.conv2d(x, w, padding=1), conv(x, w, padding=1))
+        close(tw.conv2d(x, w, bias, padding="same"), conv(x, w, bias, padding="same"))
+        close(tw.conv2d(x, w, padding=[1, 0]), conv(x, w, padding=(1, 0)))
+        close(tw.conv2d(x[0], w), conv(x[0], w))
+        last = x.contiguous(memory_format=torch.channels_last)
+        close(tw.conv2d(last, w), conv(last, w))
+        assert (
+            tw.conv2d(last, w).stride()
+            == conv(last, w).contiguous(memory_format=torch.channels_last).stride()
+        )
+        close(tw.conv2d(torch._neg_view(x), w), -conv(x, w))
+        assert tw.conv2d(x, trained).requires_grad
+        with torch.no_grad():
+            assert not tw.conv2d(x, trained).requires_grad
+        with torch.autocast("cpu", torch.bfloat16):
+            assert tw.conv2d(x, w).dtype == torch.bfloat16
+        with pytest.raises(TensorError):
+            tw.conv2d(x, w[:, :5])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit

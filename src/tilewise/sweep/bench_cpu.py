@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import is_torch
 from tilewise.engines.contract import Engine
+from tilewise.engines.cpu import CpuEngine
 from tilewise.ops.contract import get_op
 from tilewise.sweep.bench import (
     GUARD_BYTES,
@@ -48,6 +50,17 @@ class CpuBench(Bench):
         super().__init__(arch, policy, engines)
         self._timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
         self._scratch: Array = np.empty(0)
+        self._share_threads()
+
+    def _share_threads(self) -> None:
+        """Has kernels run where calls on tensors have them run, if PyTorch's take turns with them:
+        two teams whose threads spin after their work would slow each other down.
+        """
+        kernels = self.engines.get("cpu")
+        if self.policy.threads == 1 or "vendor" not in self.engines:
+            return  # one thread is the caller's own
+        if isinstance(kernels, CpuEngine) and find_spec("torch"):
+            kernels.share_with_pytorch()
 
     @property
     def timer(self) -> Timer:

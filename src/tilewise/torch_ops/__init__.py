@@ -277,14 +277,48 @@ def convolve(
 
     Bias, residual and activation are fused where possible.
     """
-    is_compiling, name = _is_compiling(), activation or "none"
+    name = activation or "none"
+    tensors = (x, w) if bias is None else (x, w, bias)
+    if residual is not None:
+        tensors += (residual,)
+    layer = (stride, padding, dilation, groups)
+    if _is_traced() or not PLAIN.issuperset(map(type, tensors)):
+        return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
+    try:
+        key = (
+            *(rank, x.shape, w.shape, alignment(*tensors), _is_grad_enabled(), forward_level()),
+            *(layer, deterministic or is_deterministic(), bias is None, residual is None, name),
+        )
+        ready = CALLS.get(key) or ()
+    except (RuntimeError, TypeError):  # without memory, or a layer told in lists
+        return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
+    for is_alike, call in ready:
+        if is_alike(*tensors):
+            return call(*tensors)  # type: ignore[no-any-return]
+    return _convolve(rank, x, w, bias, layer, deterministic, name, residual, key)
+
+
+def _convolve(
+    rank: int,
+    x: Any,
+    w: Any,
+    bias: Any,
+    given: tuple[Sizes, Padding, Sizes, int],
+    deterministic: bool,
+    name: str,
+    residual: Any,
+    key: Any = None,
+) -> Tensor:
+    """`convolve` by all that has to be asked; calls like this one will find the way by `key`."""
+    stride, padding, dilation, groups = given
+    is_compiling = _is_compiling()
     if not is_compiling:
         _require(x, w, *(t for t in (bias, residual) if t is not None))
     products.check_activation(name)
     if x.dim() == rank + 1:  # one image without a batch
-        given = (bias, stride, padding, dilation, groups, deterministic, activation)
         more = None if residual is None else residual.unsqueeze(0)
-        return convolve(rank, x.unsqueeze(0), w, *given, more).squeeze(0)
+        one = _convolve(rank, x.unsqueeze(0), w, bias, given, deterministic, name, more)
+        return one.squeeze(0)
     why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias, residual)
     if why is None and not is_compiling and (0 in x.shape or 0 in w.shape):
         why = "convolutions of nothing"
@@ -309,13 +343,32 @@ def convolve(
     assert layer is not None
     convolutions.check(rank, x, w, bias, None if is_compiling else residual, (*layer, groups))
     if not is_compiling and _is_plain(x, w, bias, residual):
-        return convolutions.convolution(
-            *(x, w, bias, (*layer, groups), deterministic), residual=residual, activation=name
-        )
+        return _remembered(key, x, w, bias, residual, ((*layer, groups), deterministic, name))
     if name in ("gelu", "silu") and _is_grad_enabled():  # backward wants what was activated
         more = (*layer, groups, deterministic)
         return products.ACTIVATE[name](operators.convolution(x, w, bias, residual, "none", *more))
     return operators.convolution(x, w, bias, residual, name, *layer, groups, deterministic)
+
+
+def _remembered(
+    key: Any,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    how: tuple[convolutions.Layer, bool, str],
+) -> Tensor:
+    """A convolution of plain tensors, which `key` finds from now on."""
+    generation, (layer, deterministic, name) = CALLS.generation, how
+    result = convolutions.convolution(
+        *(x, w, bias, layer, deterministic), residual=residual, activation=name
+    )
+    if key is not None:
+        tensors = tuple(t for t in (x, w, bias, residual) if t is not None)
+        missing = (bias is None, True)
+        own = convolutions.call_key("fwd", tensors, (), layer, deterministic, missing, name)
+        guard(key, CALLS.get(own), tensors, generation)
+    return result
 
 
 def _their_convolution(

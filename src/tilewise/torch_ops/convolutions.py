@@ -113,6 +113,30 @@ def _is_known(index: int, under: Settings) -> bool:
     return any(ranker.path in ("measured", "model") for ranker in rankers)
 
 
+def call_key(
+    direction: str,
+    tensors: tuple[Tensor, ...],
+    size: tuple[int, ...],
+    layer: Layer,
+    deterministic: bool,
+    has_not: tuple[bool, bool],
+    activation: str,
+) -> Any:
+    """All that decides a call; raises RuntimeError for tensors without memory.
+
+    `has_not` says of the tensors behind the two operands which are missing: bias and sums.
+    """
+    one, two, *more = tensors
+    extra: tuple[Any, ...] = ()
+    if more:
+        extra = (*has_not, *((t.shape, t.stride(), t.dtype, t.device) for t in more))
+    return (
+        *(direction, one.shape, two.shape, one.stride(), two.stride()),
+        *(one.dtype, two.dtype, one.device, two.device, size, layer),
+        *(extra, activation, alignment(*tensors), deterministic or is_deterministic()),
+    )
+
+
 def _call(
     direction: str,
     first_one: Tensor,
@@ -126,18 +150,11 @@ def _call(
     sums: Tensor | None = None,
 ) -> Tensor:
     tensors: tuple[Tensor, ...] = (first_one, second)
-    extra: tuple[Any, ...] = ()
     if bias is not None or residual is not None or sums is not None:
-        more = tuple(tensor for tensor in (bias, residual, sums) if tensor is not None)
-        tensors += more
-        extra = (bias is None, sums is None)
-        extra += tuple((t.shape, t.stride(), t.dtype, t.device) for t in more)
+        tensors += tuple(tensor for tensor in (bias, residual, sums) if tensor is not None)
+    kind = (bias is None, sums is None)
     try:
-        key = (
-            *(direction, first_one.shape, second.shape, first_one.stride(), second.stride()),
-            *(first_one.dtype, second.dtype, first_one.device, second.device, size, layer),
-            *(extra, activation, alignment(*tensors), deterministic or is_deterministic()),
-        )
+        key = call_key(direction, tensors, size, layer, deterministic, kind, activation)
     except RuntimeError:
         key = None
     call: Callable[..., Tensor] | None = CALLS.get(key)
@@ -160,11 +177,12 @@ def _first(
     layer: Layer,
     after: Epilogue,
 ) -> Tensor:
-    own = partial(theirs, direction, size, layer, after)
     why = why_theirs(*tensors[:2])
     if why or key is None:
-        return leave(why or "tensors without memory of their own", own, *tensors)
+        why = why or "tensors without memory of their own"
+        return leave(why, partial(theirs, direction, size, layer, after), *tensors)
     one, two = tensors[:2]
+    own = their_call(direction, size, layer, after, one, two)
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
     problem = _problem(direction, one, x, w, layer)
@@ -308,32 +326,60 @@ def theirs(
     *more: Tensor,
 ) -> Tensor:
     """PyTorch's own."""
+    return their_call(direction, size, layer, after, one, two)(one, two, *more)
+
+
+def their_call(
+    direction: str, size: tuple[int, ...], layer: Layer, after: Epilogue, one: Tensor, two: Tensor
+) -> Callable[..., Tensor]:
+    """PyTorch's own for tensors stored like these."""
     x_size = size if direction == "bwd_data" else one.shape
     w_size = size if direction == "bwd_weight" else two.shape
     if crashes(one, x_size, w_size, layer):
-        wide = (tensor.float() for tensor in (one, two, *more))
-        return theirs(direction, size, layer, after, *wide).to(one.dtype)
+        return partial(_theirs_widened, direction, size, layer, after)
     stride, padding, dilation, groups = map(_listed, layer)
     rank = one.dim() - 2
+    rest: tuple[Any, ...] = (stride, padding, dilation, False, [0] * rank, groups)
     if direction == "fwd":
-        aten, bias = torch.ops.aten.convolution.default, more[0] if after.bias else None
-        result: Tensor = aten(one, two, bias, stride, padding, dilation, False, [0] * rank, groups)
+        return _their_forward(after, rest)
+    # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
+    # layer for one of contiguous tensors, and copy the others.
+    strides = dense_strides(size, layout_of(view(one)))
+    is_data, backward = direction == "bwd_data", torch.ops.aten.convolution_backward.default
+    wanted = [is_data, not is_data, False]
+
+    def gradient(one: Tensor, two: Tensor) -> Tensor:
+        missing = one.new_empty_strided(size, strides)
+        dy, x, w = (one, missing, two) if is_data else (two, one, missing)
+        found: Tensor = backward(dy, x, w, None, *rest, wanted)[0 if is_data else 1]
+        return found
+
+    return gradient
+
+
+def _their_forward(after: Epilogue, rest: tuple[Any, ...]) -> Callable[..., Tensor]:
+    activate = IN_PLACE.get(after.activation, ACTIVATE[after.activation])
+
+    def plain(one: Tensor, two: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.convolution(one, two, bias, *rest)
+
+    def finished(one: Tensor, two: Tensor, *more: Tensor) -> Tensor:
+        result = plain(one, two, more[0] if after.bias else None)
         if after.residual:
             result += more[-1]
         if after.sums:
             _sum_channels(result, more[-1])
-        return IN_PLACE.get(after.activation, ACTIVATE[after.activation])(result)
-    is_data = direction == "bwd_data"
-    # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
-    # layer for one of contiguous tensors, and copy the others.
-    missing = one.new_empty_strided(size, dense_strides(size, layout_of(view(one))))
-    dy, x, w = (one, missing, two) if is_data else (two, one, missing)
-    gradients = torch.ops.aten.convolution_backward.default(
-        *(dy, x, w, None, stride, padding, dilation, False, [0] * rank, groups),
-        [is_data, not is_data, False],
-    )
-    gradient: Tensor = gradients[0 if is_data else 1]
-    return gradient
+        return activate(result)
+
+    is_plain = not after.residual and not after.sums and after.activation == "none"
+    return plain if is_plain else finished
+
+
+def _theirs_widened(
+    direction: str, size: tuple[int, ...], layer: Layer, after: Epilogue, *tensors: Tensor
+) -> Tensor:
+    one, two, *more = (tensor.float() for tensor in tensors)
+    return theirs(direction, size, layer, after, one, two, *more).to(tensors[0].dtype)
 
 
 def crashes(tensor: Tensor, x: Sequence[int], w: Sequence[int], layer: Layer) -> bool:

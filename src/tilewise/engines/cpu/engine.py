@@ -21,7 +21,7 @@ from tilewise.core.measurement import with_sources
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import is_torch, view
 from tilewise.engines.contract import Build, Engine, Plan, Resources, digest_of
-from tilewise.engines.cpu.openmp import Runtime
+from tilewise.engines.cpu.openmp import Runtime, pytorch_runtime
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import (
     Compiled,
@@ -168,6 +168,14 @@ class CpuEngine(Engine):
                 self.threads = threads or self.threads
             else:
                 self._borrow()
+
+    def share_with_pytorch(self) -> None:
+        """Runs kernels on PyTorch's threads, as many as it uses: two teams fight for the cores."""
+        import torch
+
+        runtime = pytorch_runtime()
+        if runtime is not None:
+            self.borrow(runtime, min(settings().threads, torch.get_num_threads()))
 
     def _borrow(self) -> None:
         of = self.runtime
