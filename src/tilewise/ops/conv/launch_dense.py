@@ -58,9 +58,9 @@ def launch_dense(
     """One step for each parity of the pixels, and one more where the reduction is cut."""
     if kernel.is_weight:
         return launch_wgrad(kernel, problem, arch, strides, is_aligned, epilogue)
-    check_aligned(kernel, is_aligned)
-    check_epilogue(problem, epilogue)
     outer = outer_strides(problem, strides)
+    check_aligned(kernel, is_aligned, outer)
+    check_epilogue(problem, epilogue)
     return join(Part(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
 
 

@@ -45,8 +45,8 @@ def launch_halo(
     epilogue: Epilogue,
 ) -> Launch:
     """One step for each parity of the pixels, or the product over pixels of a filter's gradient."""
-    check_aligned(kernel, is_aligned)
     outer = outer_strides(problem, strides)
+    check_aligned(kernel, is_aligned, outer)
     if kernel.is_weight:
         if not epilogue.is_plain:
             raise InputError("the gradient of a filter takes no epilogue")

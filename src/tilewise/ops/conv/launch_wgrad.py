@@ -40,11 +40,11 @@ def launch_wgrad(
     epilogue: Epilogue,
 ) -> Launch:
     """The product over pixels, and the sum of its slices where they are cut."""
-    check_aligned(kernel, is_aligned)
-    if not epilogue.is_plain:
-        raise InputError("the gradient of a filter takes no epilogue")
     k, p = kernel, problem
     outer = outer_strides(p, strides)
+    check_aligned(k, is_aligned, outer)
+    if not epilogue.is_plain:
+        raise InputError("the gradient of a filter takes no epilogue")
     tiles = -(-(p.k // p.g) // k.tile_m) * -(-_columns(k, p) // k.tile_n) * p.g
     steps = -(-p.out_pixels // PANEL)
     if k.persistent:
