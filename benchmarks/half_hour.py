@@ -105,7 +105,7 @@ def checked(tool: str, seconds: float, families: str) -> Part:
 def parts() -> list[Part]:
     """The most telling first."""
     apart, families = "tests/gpu/apart.py", "tests/gpu/test_families_gpu.py"
-    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "fusion", "launch", "dispatch")]
+    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "launch", "dispatch")]
     whole = ("--whole", ",".join(tests[1:]))
     sweep, wavelet = "benchmarks/sweep_convs.py", "benchmarks/wavelet.py"
     models = "benchmarks/whole_models.py"
@@ -164,6 +164,14 @@ def parts() -> list[Part]:
             dry=script("benchmarks/wavelet_counters.py", "--help"),
         ),
         Part(
+            name="fusion",
+            seconds=60,
+            command=(
+                *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
+                "tests/gpu/test_fusion_gpu.py",
+            ),
+        ),
+        Part(
             name="models",
             seconds=160,
             command=script(
@@ -193,7 +201,7 @@ def parts() -> list[Part]:
         ),
         Part(
             name="tests",
-            seconds=120,
+            seconds=60,
             least=0.3,
             command=script(apart, "--minutes", "{minutes}", *whole, tests[0]),
             dry=script(apart, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
