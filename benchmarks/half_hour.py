@@ -90,11 +90,15 @@ def compared(op: str) -> Part:
 
 
 def checked(tool: str, seconds: float, families: str) -> Part:
-    """Families of kernels under a checker; one process, since starting it there takes long."""
+    """Families of kernels under a checker; one process, since starting it there takes long.
+
+    Every tensor is an allocation of its own, so that no overrun hides in the next one.
+    """
     return Part(
         name=tool,
         seconds=seconds,
         command=(
+            *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"),
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
             *("tests/gpu/test_families_gpu.py", "-k", families),
