@@ -243,7 +243,7 @@ class Journey:
         """Whether it ended by itself, or has had its time."""
         if part.is_repeated:
             return False
-        has_ended = self.codes.get(part.name, -1) in (0, 1, 2)
+        has_ended = self.codes.get(part.name, -1) in (0, 1)  # 2: it could not begin
         return has_ended or self.left(part) < part.least * part.seconds
 
     def left(self, part: Part) -> float:
