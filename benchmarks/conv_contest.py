@@ -27,6 +27,9 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.networks import network
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranker
+from tilewise.selection.models import load_models
+from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.selector import why_foreign
 from tilewise.selection.shortlist import fair
 from tilewise.sweep.bench import Bench, WrongResultError
 from tilewise.sweep.timing import Timer, measure, measure_in_turn
@@ -217,15 +220,30 @@ def shortlist(
 ) -> list[Kernel]:
     """The `most` kernels that are expected to be fastest, each family having its turn.
 
-    Kernels are ranked by the analytic estimate, or by `ranker`.
+    Kernels are ranked by `ranker`, or by the analytic estimate where it knows no such problems.
     """
     op, arch = get_op(problem.op), stand.arch
     seen = {kernel: as_served(kernel, problem, arch) for kernel in stand.pool if among(kernel)}
     legal = [k for k, given in seen.items() if op.why_unusable(k, given, arch) is None]
     if not legal:
         return []
-    expected = (ranker or AnalyticRanker()).predict_us(simpler(op, problem), legal, arch)
+    if ranker is None or _is_foreign(ranker, problem, arch):
+        ranker = AnalyticRanker()
+    expected = ranker.predict_us(simpler(op, problem), legal, arch)
     return fair([legal[at] for at in expected.argsort(kind="stable")], most)
+
+
+def ranker_for(op: str, dtype: str, stand: Offer) -> Ranker:
+    """Who says what is worth trying: a shipped model, or the analytic estimate."""
+    for model in load_models(op, stand.arch):
+        if op == model.op and dtype in model.dtypes:
+            return ModelRanker(model)
+    return AnalyticRanker()
+
+
+def _is_foreign(ranker: Ranker, problem: ConvProblem, arch: Arch) -> bool:
+    """A dry run's problems are of another dtype than those that a model was sought for."""
+    return isinstance(ranker, ModelRanker) and why_foreign(ranker.model, problem, arch) is not None
 
 
 def as_served(kernel: Kernel, problem: ConvProblem, arch: Arch) -> ConvProblem:
@@ -244,21 +262,19 @@ def plan(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Plan:
 def contest(
     problem: ConvProblem,
     stand: Stand,
-    most: int,
+    tried: Sequence[Kernel],
     always: Sequence[Kernel] = (),
     is_rival: Callable[[Kernel], bool] = lambda kernel: False,
     *,
-    tried: Sequence[Kernel] | None = None,
     leaders: int = LEADERS,
     before: Callable[[Kernel], None] = lambda kernel: None,
 ) -> Contest:
     """Checks and screens kernels, then times the best and the vendor's in turn.
 
-    The kernels are `tried`, or the `most` of the shortlist; `before` is told of each. `always` are
-    timed in the end, too. Those that `is_rival` tells apart have leaders of their own.
+    `before` is told of each that is `tried`. `always` are timed in the end, too. Those that
+    `is_rival` tells apart have leaders of their own.
     """
     arch = stand.arch
-    tried = shortlist(problem, stand, most) if tried is None else tried
     tried = list(dict.fromkeys([*tried, *always]))
     vendor: Kernel = VendorKernel(op_name=problem.op, library="torch")
     calls, found, failed = {}, {}, {}
@@ -300,15 +316,10 @@ def _checked(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Callable[[],
     return made.bind(piece.operands, piece.out)
 
 
-def compile_all(stand: Offer, problems: Sequence[ConvProblem], most: int) -> None:
-    """Compiles what the contests will need, in parallel; failures are told and fail again there."""
-    compile_pairs(stand, [(k, p) for p in problems for k in shortlist(p, stand, most)])
-
-
 def compile_pairs(
     stand: Offer, pairs: Sequence[tuple[Kernel, ConvProblem]], max_workers: int | None = None
 ) -> None:
-    """The same for chosen kernels."""
+    """Compiles what contests will need, in parallel; failures are told and fail again there."""
     if stand.is_dry:
         return
     for name in sorted({kernel.engine for kernel, _ in pairs}):

@@ -135,7 +135,7 @@ def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> Summary:
         engines=tuple(engines),
         policy=policy,
         kind=kind,
-        limits=Limits(timeout_s=6.0, prepare_s=60.0),
+        limits=Limits(timeout_s=6.0, prepare_s=60.0, batch=100),
         jobs=args.jobs,
     )
     gpus = visible_gpus() if kind == "gpu" else []

@@ -44,6 +44,7 @@ from conv_contest import (
     geomean,
     layer_class,
     least_us,
+    ranker_for,
     shortlist,
     shown,
     vendor_kernels,
@@ -54,11 +55,6 @@ from tilewise.errors import TilewiseError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.networks import network
-from tilewise.selection.analytic import AnalyticRanker
-from tilewise.selection.choice import Ranker
-from tilewise.selection.models import load_models
-from tilewise.selection.ranker import ModelRanker
-from tilewise.selection.selector import why_foreign
 
 FIRST = ("conv_bwd_weight", "conv_fwd", "conv_bwd_data")
 BATCH = 8
@@ -140,14 +136,6 @@ def is_wavelet(kernel: Kernel) -> bool:
     return int(getattr(kernel, "load_warps", 0)) > 0
 
 
-def ranker_for(op: str, dtype: str, stand: Offer) -> Ranker:
-    """Who says what is worth trying: a shipped model, or the analytic estimate."""
-    for model in load_models(op, stand.arch):
-        if op == model.op and dtype in model.dtypes:
-            return ModelRanker(model)
-    return AnalyticRanker()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A layer with the kernels that are tried on it."""
@@ -174,19 +162,10 @@ def cases_on(stand: Any, op: str, args: argparse.Namespace) -> Iterator[Case]:
     ranker = ranker_for(op, args.dtype, stand)
     for layer, given in layers(op, args.dtype, args.batch):
         problem = stand.fitted(given)
-        fit: Ranker = AnalyticRanker() if _is_foreign(ranker, problem, stand) else ranker
-        own = shortlist(problem, stand, args.most, is_wavelet, fit)
+        own = shortlist(problem, stand, args.most, is_wavelet, ranker)
         room = args.others + args.most - len(own)
-        others = shortlist(problem, stand, room, lambda k: not is_wavelet(k), fit)
+        others = shortlist(problem, stand, room, lambda k: not is_wavelet(k), ranker)
         yield Case(layer=layer, given=given, stand=stand, tried=(*own, *others))
-
-
-def _is_foreign(ranker: Ranker, problem: ConvProblem, stand: Offer) -> bool:
-    """A dry run's problems are of another dtype than those that a model was sought for."""
-    return (
-        isinstance(ranker, ModelRanker)
-        and why_foreign(ranker.model, problem, stand.arch) is not None
-    )
 
 
 class Compiling:
@@ -251,9 +230,8 @@ def run(case: Case, args: argparse.Namespace) -> Row:
         found = contest(
             problem,
             stand,
-            len(case.tried),
+            case.tried,
             is_rival=is_wavelet,
-            tried=case.tried,
             leaders=LEADERS,
             before=watch.note,
         )

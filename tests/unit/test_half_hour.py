@@ -117,6 +117,16 @@ def test_a_part_waits_for_a_call_that_has_time_for_it(tmp_path: Path) -> None:
     assert not held.is_over(part) and not held.codes
 
 
+def test_a_part_that_could_not_begin_is_tried_again(tmp_path: Path) -> None:
+    """As the counters are, where the wavelets that they look at had no time yet."""
+    half_hour, held = journey(tmp_path)
+    refuses = half_hour.Part(
+        name="refuses", seconds=60, command=(sys.executable, "-c", "raise SystemExit(2)")
+    )
+    held.run(refuses)
+    assert held.codes == {"refuses": 2} and not held.is_over(refuses)
+
+
 def test_what_can_be_carried_on_is_until_its_time_is_used(tmp_path: Path) -> None:
     half_hour, held = journey(tmp_path)
     part = half_hour.Part(name="sweep", seconds=660, least=0.1, command=SLEEPS)

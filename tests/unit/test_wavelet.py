@@ -103,7 +103,7 @@ def args(**more: Any) -> Namespace:
 
 def test_both_sides_and_every_family_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wavelet.Stand, "gpu", lambda op, dtype: stand())
-    monkeypatch.setattr(wavelet, "ranker_for", lambda *_: wavelet.AnalyticRanker())
+    monkeypatch.setattr(wavelet, "ranker_for", lambda *_: conv_contest.AnalyticRanker())
     without = stand().pool[0].name
     cases = list(wavelet.cases("conv_bwd_weight", args(without=f"{without},implicit")))
     assert not any(getattr(k, "family", "") == "implicit" for c in cases for k in c.tried)
@@ -216,11 +216,9 @@ def test_a_side_that_is_slower_is_timed_in_turn_too(monkeypatch: pytest.MonkeyPa
     made = conv_contest.Stand.dry("conv_fwd")
     p = made.fitted(problem("conv_fwd", LAYER))
     tried = conv_contest.shortlist(p, made, 6)
-    alone = conv_contest.contest(p, made, 6, tried=tried, leaders=1)
+    alone = conv_contest.contest(p, made, tried, leaders=1)
     slower = min(set(alone.screened_us) - set(alone.times_us))
-    found = conv_contest.contest(
-        p, made, 6, is_rival=lambda k: k.name == slower, tried=tried, leaders=1
-    )
+    found = conv_contest.contest(p, made, tried, is_rival=lambda k: k.name == slower, leaders=1)
     assert len(alone.times_us) == 2 and len(found.times_us) == 3
 
 
