@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "benchmarks/RESULTS.md", ROOT / "docs/assets/results.svg"
-WIDTH, ROW, LEFT = 760, 26, 250
+WIDTH, ROW, LEFT = 800, 26, 290
 STYLE = (
     ".t{font:14px system-ui,sans-serif;fill:#1c2330}.e{text-anchor:end}"
     ".h{font:600 15px system-ui,sans-serif;fill:#1c2330}.a{fill:#1769aa}.b{fill:#9db4c8}"

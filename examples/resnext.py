@@ -74,37 +74,46 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (BATCH,), device=DEVICE)
 
 
-def train(model: nn.Module, steps: int) -> tuple[list[float], float]:
-    """The losses, and the median time of a step in milliseconds."""
-    x, labels = batch()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    losses, times = [], []
-    for _ in range(steps):
+class Trainer:
+    """Takes steps with a model, and keeps their losses and times in milliseconds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        self.losses: list[float] = []
+        self.times: list[float] = []
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
         start = time.perf_counter()
         with autocast():
-            loss = nn.functional.cross_entropy(model(x), labels)
-        optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())  # waits for the device
-        times.append(1e3 * (time.perf_counter() - start))
-    return losses, sorted(times)[len(times) // 2]
+        self.optimizer.step()
+        self.losses.append(loss.item())  # waits for the device
+        self.times.append(1e3 * (time.perf_counter() - start))
+
+    @property
+    def median_ms(self) -> float:
+        return sorted(self.times)[len(self.times) // 2]
 
 
 def main(steps: int) -> None:
     torch.backends.cudnn.benchmark = True
-    plain = network()
-    patched = tw.patch(copy.deepcopy(plain), fuse=True)
+    model, (images, labels) = network(), batch()
+    plain, patched = Trainer(model), Trainer(tw.patch(copy.deepcopy(model), fuse=True))
     with autocast():
-        tw.prepare(patched, batch()[0])  # compiles in parallel what a step will launch
-    before, before_ms = train(plain, steps)
-    after, after_ms = train(patched, steps)
-    print(tw.layers(patched))
+        tw.prepare(patched.model, images)  # compiles in parallel what a step will launch
+    for _ in range(steps):  # in turn, so that what else runs here falls on both
+        plain.step(images, labels)
+        patched.step(images, labels)
+    print(tw.layers(patched.model))
+    before, after = plain.losses, patched.losses
     for at in range(0, steps, max(1, steps // 10)):
         print(f"step {at:3}: loss {before[at]:.4f} by PyTorch, {after[at]:.4f} by tilewise")
     apart = max(abs(one - other) for one, other in zip(before, after, strict=True)) / before[0]
     print(f"losses are at most {apart:.2%} of the first one apart")
-    print(f"{DEVICE}: PyTorch {before_ms:.2f} ms a step, tilewise {after_ms:.2f} ms")
+    print(f"{DEVICE}: PyTorch {plain.median_ms:.2f} ms a step, tilewise {patched.median_ms:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -39,16 +39,18 @@ class Block(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
 
-def median_ms(model: nn.Module, x: Tensor, calls: int) -> float:
-    times = []
+def median_ms(models: list[nn.Module], x: Tensor, calls: int) -> list[float]:
+    """Of each model; they take turns, so that what else runs here falls on all."""
+    times: list[list[float]] = [[] for _ in models]
     with torch.inference_mode():
         for _ in range(calls + 3):
-            start = time.perf_counter()
-            model(x)
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - start))
-    return sorted(times[3:])[calls // 2]
+            for model, own in zip(models, times, strict=True):
+                start = time.perf_counter()
+                model(x)
+                if DEVICE == "cuda":
+                    torch.cuda.synchronize()
+                own.append(1e3 * (time.perf_counter() - start))
+    return [sorted(own[3:])[calls // 2] for own in times]
 
 
 def main(calls: int) -> None:
@@ -61,7 +63,7 @@ def main(calls: int) -> None:
         with torch.inference_mode():
             want, got = plain(x), patched(x)
         apart = (got - want).abs().max().item() / want.abs().max().item()
-        before, after = median_ms(plain, x, calls), median_ms(patched, x, calls)
+        before, after = median_ms([plain, patched], x, calls)
         print(
             f"{DEVICE}, batch {batch}: PyTorch {before:.3f} ms, tilewise {after:.3f} ms; "
             f"results differ by {apart:.1e} of the largest"

@@ -48,30 +48,39 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def train(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[list[float], float]:
-    """The losses, and the median time of a step in milliseconds."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    losses, times = [], []
-    for images, labels in data:
+class Trainer:
+    """Takes steps with a model, and keeps their losses and times in milliseconds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        self.losses: list[float] = []
+        self.times: list[float] = []
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
         start = time.perf_counter()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())  # waits for the device
-        times.append(1e3 * (time.perf_counter() - start))
-    return losses, sorted(times)[len(times) // 2]
+        self.optimizer.step()
+        self.losses.append(loss.item())  # waits for the device
+        self.times.append(1e3 * (time.perf_counter() - start))
+
+    @property
+    def median_ms(self) -> float:
+        return sorted(self.times)[len(self.times) // 2]
 
 
 def main(steps: int) -> None:
-    plain, data = network(), batches(steps)
-    patched = copy.deepcopy(plain)
-    tw.patch(patched)
-    train(copy.deepcopy(patched), data[:2])  # kernels are built on the first step
-    before, before_ms = train(plain, data)
-    after, after_ms = train(patched, data)
-    print(tw.layers(patched))
-    print(f"{DEVICE}: PyTorch {before_ms:.2f} ms a step, tilewise {after_ms:.2f} ms")
+    model, data = network(), batches(steps)
+    Trainer(tw.patch(copy.deepcopy(model))).step(*data[0])  # builds kernels
+    plain, patched = Trainer(model), Trainer(tw.patch(copy.deepcopy(model)))
+    for images, labels in data:  # in turn, so that what else runs here falls on both
+        plain.step(images, labels)
+        patched.step(images, labels)
+    print(tw.layers(patched.model))
+    print(f"{DEVICE}: PyTorch {plain.median_ms:.2f} ms a step, tilewise {patched.median_ms:.2f} ms")
+    before, after = plain.losses, patched.losses
     apart = max(abs(a - b) for a, b in zip(before, after, strict=True))
     print(
         f"loss {before[0]:.4f} -> {before[-1]:.4f} and {after[-1]:.4f}, at most {apart:.1e} apart"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.dtypes import dtype
-from tilewise.core.tensors import is_torch, view
+from tilewise.core.tensors import is_torch, require_operand, view
 from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.shipped import (
     convolve_arrays,
@@ -157,6 +157,7 @@ def conv_input_gradient(
     if is_torch(dy):
         return _tensors().conv_input_gradient(input_size, w, dy, **layer)
     of = view(dy)
+    require_operand(of.dtype)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_data"}
     return run_conv(from_shapes(tuple(input_size), view(w).shape, **layer), dy, w)
 
@@ -176,6 +177,7 @@ def conv_weight_gradient(
     if is_torch(x):
         return _tensors().conv_weight_gradient(x, weight_size, dy, **layer)
     of = view(x)
+    require_operand(of.dtype)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_weight"}
     return run_conv(from_shapes(of.shape, tuple(weight_size), **layer), x, dy)
 

@@ -119,6 +119,7 @@ def test_copies_are_made_only_where_layouts_do_not_fit(registry: tw.Registry) ->
         (np.zeros((2, 3), np.float32), np.zeros((3, 5), np.float16), "a is fp32 and b is fp16"),
         (np.zeros((), np.float32), np.zeros((3, 5), np.float32), "scalars are multiplied"),
         (np.zeros((2, 3), np.int64), np.zeros((3, 5), np.int64), "dtype int64 is not supported"),
+        (np.zeros((2, 3)), np.zeros((3, 5)), r"dtype float64 is not supported; .*astype"),
         ([[1.0]], np.zeros((1, 1), np.float32), "list is not a tensor"),
         (
             np.zeros((2, 1, 3), np.float32),
@@ -131,6 +132,19 @@ def test_copies_are_made_only_where_layouts_do_not_fit(registry: tw.Registry) ->
 def test_wrong_tensors_are_refused_with_what_is_allowed(a: object, b: object, says: str) -> None:
     with pytest.raises(TensorError, match=says):
         tw.matmul(a, b)
+
+
+def test_arrays_of_numpys_default_are_refused_by_every_call() -> None:
+    x, w, dy = np.zeros((1, 2, 4, 4)), np.zeros((3, 2, 3, 3)), np.zeros((1, 3, 2, 2))
+    for call in (
+        lambda: tw.conv2d(x, w),
+        lambda: tw.conv_input_gradient(x.shape, w, dy),
+        lambda: tw.conv_weight_gradient(x, w.shape, dy),
+        lambda: tw.linear(np.zeros((2, 3)), np.zeros((5, 3))),
+        lambda: tw.linear(np.zeros((2, 3)), np.zeros((5, 3)), np.zeros(5)),
+    ):
+        with pytest.raises(TensorError, match=r"dtype float64 is not supported; .*astype"):
+            call()
 
 
 def test_wrong_outputs_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,19 @@ def test_kernels_list_filter_export_and_check(tmp_path: Path) -> None:
     assert checked["refused"] == {}
     refused = tilewise("kernels", "check", "--op", "gemm", "--arch", "sm_90", packed[0]["name"])
     assert refused.returncode == 1
+
+
+def test_a_pool_is_checked_by_reason() -> None:
+    words = ("kernels", "check", "--op", "gemm", "--arch", "sm_90", "--dtype", "bf16")
+    problem = ("M=16", "N=2112", "K=7168")
+    told = tilewise(*words, *problem)
+    assert told.returncode == 0
+    head, _, _, *lines = told.stdout.splitlines()
+    served, checked = map(int, re.findall(r"\d+", head)[:2])
+    counts = [int(line.split()[0]) for line in lines]
+    assert sum(counts) == checked - served == len(shown(*words, *problem)["refused"])
+    assert counts == sorted(counts, reverse=True)
+    assert f"{counts[0]}  it multiplies fp16, not bf16" in lines[0]
 
 
 def test_rank_says_who_chose() -> None:

@@ -65,8 +65,8 @@ def publish(
         done = run(store, target, tell)
     if as_json:
         return emit(asdict(done))
-    sizes = f"{done.bytes_before / 1e6:,.1f} MB became {done.bytes_after / 1e6:,.1f}"
-    out.print(f"{done.rows:,} rows in {done.shards} shards: {sizes}", soft_wrap=True)
+    sizes = f"{done.bytes_before / 1e3:,.0f} kB became {done.bytes_after / 1e3:,.0f}"
+    out.print(f"{done.rows:,} rows in {_files(done.shards)}: {sizes}", soft_wrap=True)
     return None
 
 
@@ -82,7 +82,7 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
     counts = ", ".join(f"{n:,} {status}" for status, n in found.by_status.items() if n)
     out.print(
         f"{found.rows:,} measurements ({counts}), {found.attempts:,} attempts in "
-        f"{found.shards} shards, {found.bytes / 1e3:,.0f} kB",
+        f"{_files(found.shards)}, {found.bytes / 1e3:,.0f} kB",
         soft_wrap=True,
     )
     for s in found.slices:
@@ -126,5 +126,9 @@ def check(
         for finding in report.findings:
             out.print(f"{finding.kind}: {finding.where}: {finding.what}", soft_wrap=True)
         counts = ", ".join(f"{n:,} {kind}" for kind, n in report.counts.items()) or "nothing wrong"
-        out.print(f"{report.rows:,} rows in {report.shards} shards: {counts}", soft_wrap=True)
+        out.print(f"{report.rows:,} rows in {_files(report.shards)}: {counts}", soft_wrap=True)
     raise typer.Exit(0 if report.is_sound else 1)
+
+
+def _files(shards: int) -> str:
+    return "1 shard" if shards == 1 else f"{shards:,} shards"

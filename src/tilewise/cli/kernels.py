@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from tilewise.cli.console import (
     OpOption,
     check_free,
     emit,
+    listing,
     out,
     parse_problem,
     table,
@@ -196,7 +198,8 @@ def check(
 ) -> None:
     """Says which kernels cannot serve a problem, and why.
 
-    Without a problem: which cannot run on the architecture. Exit 1 if any cannot.
+    Without a problem: which cannot run on the architecture. Without names or a file: all that
+    are shipped, counted by reason. Exit 1 if any that was named cannot.
     """
     given = get_op(op)
     chosen = resolve_arch(arch)
@@ -219,6 +222,11 @@ def check(
     else:
         what = "serve the problem" if problem else "run"
         out.print(f"{len(reasons) - len(refused)} of {len(reasons)} can {what} on {chosen.label}")
-        for name, why in refused.items():
-            out.print(f"{name}\n    {why}", soft_wrap=True)
+        if names or file:
+            for name, why in refused.items():
+                out.print(f"{name}\n    {why}", soft_wrap=True)
+        elif refused:
+            counted = Counter(refused.values()).most_common()
+            rows = [(count, why) for why, count in counted]
+            listing("the others, by reason:", ["kernels", "why not"], rows)
     raise typer.Exit(1 if refused and (names or file) else 0)

@@ -51,7 +51,7 @@ class SealedFolder:
         except FileNotFoundError:
             raise ModelError(
                 f"{self.path} is without {name}, which only training leaves there and only "
-                "`evaluate` and `train --warm-start` need; `train` it again"
+                "`evaluate`, `compare` and `train --warm-start` need; `train` it again"
                 if name not in SERVED
                 else f"{self.path} is damaged: {name} is missing"
             ) from None

@@ -120,9 +120,22 @@ def _view_tensor(tensor: Any) -> TensorView:
 
 def _known(name: str) -> str:
     if name not in NAMES:
-        operands = [theirs for theirs, ours in NAMES.items() if ours in OPERAND_DTYPES]
-        raise TensorError(f"dtype {name} is not supported; use one of {', '.join(operands)}")
+        raise _unsupported(name)
     return NAMES[name]
+
+
+def require_operand(name: str) -> None:
+    """Raises where what is stored so may only be a result; float64 is what NumPy takes unasked."""
+    if name not in OPERAND_DTYPES:
+        raise _unsupported(next(theirs for theirs, ours in NAMES.items() if ours == name))
+
+
+def _unsupported(name: str) -> TensorError:
+    operands = [theirs for theirs, ours in NAMES.items() if ours in OPERAND_DTYPES]
+    return TensorError(
+        f"dtype {name} is not supported; use one of {', '.join(operands)}, as by "
+        "x.astype('float32')"
+    )
 
 
 def is_native(name: str, tensor: Any) -> bool:

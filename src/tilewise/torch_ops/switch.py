@@ -16,6 +16,7 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import InputError, ProblemError
 from tilewise.ops.conv.infer import layout_of, settings
 from tilewise.torch_ops import convolve, linear, operators
+from tilewise.torch_ops.aligned import aligned
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.chains import fuse as fuse_chains
@@ -31,7 +32,6 @@ from tilewise.torch_ops.layers import (
     needs_gradient,
     theirs,
 )
-from tilewise.torch_ops.lines import aligned
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.registering import is_seen, transform
 from tilewise.torch_ops.theirs import PLAIN

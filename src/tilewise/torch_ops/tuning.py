@@ -14,7 +14,7 @@ from tilewise.judge.trials import TOP, tune_problems
 from tilewise.problems.capture import capture
 from tilewise.selection.measured import Times, check_plan, write_plan
 from tilewise.settings import settings
-from tilewise.torch_ops.lines import aligned
+from tilewise.torch_ops.aligned import aligned
 from tilewise.torch_ops.preparing import arch_of, require_module, run_once
 
 

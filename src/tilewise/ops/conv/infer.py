@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
-from tilewise.core.tensors import TensorView, view
+from tilewise.core.tensors import TensorView, require_operand, view
 from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.problem import ConvProblem
 
@@ -24,6 +24,7 @@ def infer(x: Any, w: Any, **layer: Any) -> ConvProblem:
     a, b = view(x), view(w)
     if a.dtype != b.dtype:
         raise TensorError(f"x is {a.dtype} and w is {b.dtype}; convert one of them")
+    require_operand(a.dtype)
     return from_shapes(a.shape, b.shape, dtype=a.dtype, layout=layout_of(a), **layer)
 
 

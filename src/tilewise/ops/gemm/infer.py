@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewise.core.tensors import TensorView, view
+from tilewise.core.tensors import TensorView, require_operand, view
 from tilewise.errors import TensorError
 from tilewise.ops.gemm.problem import GemmProblem
 
@@ -14,6 +14,7 @@ def infer(a: Any, b: Any, *, out_dtype: str = "") -> GemmProblem:
     x, y = view(a), view(b)
     if x.dtype != y.dtype:
         raise TensorError(f"a is {x.dtype} and b is {y.dtype}; convert one of them")
+    require_operand(x.dtype)
     if len(x.shape) not in (2, 3) or len(x.shape) != len(y.shape):
         raise TensorError(
             f"a has shape {x.shape} and b {y.shape}; pass [M, K] and [K, N], or both with a batch"
