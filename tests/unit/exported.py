@@ -18,6 +18,8 @@ from tilewise.export.front import words_of
 from tilewise.export.rules import OpExport
 
 ROOM = 512
+STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror")
+"""All that is exported is compiled so in tests."""
 
 
 class CProblem(ctypes.Structure):
@@ -49,11 +51,12 @@ class COptions(ctypes.Structure):
 
 
 def built(folder: Path, *options: str) -> Path:
-    """The library's build folder, with a shared library that Python can open."""
+    """The library's build folder; by default with a shared library that Python can open."""
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
     build = folder / "build"
-    configure = ["cmake", "-S", str(folder), "-B", str(build), "-DBUILD_SHARED_LIBS=ON", *options]
+    options = options or ("-DBUILD_SHARED_LIBS=ON", f"-DCMAKE_CXX_FLAGS={' '.join(STRICT)}")
+    configure = ["cmake", "-S", str(folder), "-B", str(build), *options]
     for command in (configure, ["cmake", "--build", str(build), "-j", str(os.cpu_count() or 1)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -65,7 +68,7 @@ def compiled(folder: Path) -> Path:
     build = folder / "build"
     build.mkdir()
     compiler = shutil.which("c++") or shutil.which("g++") or pytest.skip("no C++ compiler")
-    usual = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-c"]
+    usual = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-c", *STRICT]
     usual += [f"-I{folder / part}" for part in ("include", "src", "src/scorer", "")]
     objects, running = [], []
     for source in [

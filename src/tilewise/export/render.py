@@ -121,8 +121,10 @@ def _narrowed(node: Node, text: str, *operands: Node) -> str:
 
 
 def value(given: object, constants: Constants) -> str:
-    """A number, known or not, as C++."""
-    return expression(as_node(given), constants)
+    """A number, known or not, as C++ of 64 bits, into which the rules let it fit."""
+    node = as_node(given)
+    text = expression(node, constants)
+    return f"int64_t({text})" if _is_wide(node) else text
 
 
 LeafSource = Callable[[Leaf, Constants], list[str]]
