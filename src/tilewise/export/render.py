@@ -103,7 +103,8 @@ def expression(node: Node, constants: Constants) -> str:
             first, last, depth, body = args
             loop = f"[&](int64_t at{depth}) {{ return {of(body)}; }}"
             return f"cheapest({of(first)}, {of(last)}, {loop}).{op}"
-    return f"({of(args[0])} {op} {of(args[1])})"
+    side = real if any(one.is_float for one in args) else of
+    return f"({side(args[0])} {op} {side(args[1])})"
 
 
 def _negated(node: Node) -> Node | None:
