@@ -80,7 +80,7 @@ void open_wrongly() {
     auto library = tilewise::Library::open(options);
     refused(library.status().code(), TILEWISE_BAD_CALL, library.why().c_str(), "threads");
   }
-  for (int32_t device : {-1, 99}) {
+  for (int32_t device : {-2, 99}) {
     if (!kIsGpu) continue;
     tilewise_options options{};
     options.device = device;

@@ -98,7 +98,7 @@ typedef struct {
 } Configuration;
 
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDeviceGet(int *device, int nth) { return *device = nth, nth < 0 || nth >= GPUS ? 101 : 0; }
+int cuDeviceGet(int *device, int nth) { return *device = nth, nth < -1 || nth >= GPUS ? 101 : 0; }
 int cuDeviceGetAttribute(int *value, int kind, int device) {
   *value = kind == 75 ? 9 : kind == 76 ? 0 : 132; // compute capability, then multiprocessors
   return (void)device, 0;
@@ -179,7 +179,7 @@ int cuTensorMapEncodeIm2col(void *map, int type, uint32_t rank, void *at, const 
 static __thread int hip_device = 0;
 int hipGetDevice(int *device) { return *device = hip_device, 0; }
 int hipSetDevice(int device) {
-  if (device < 0 || device >= GPUS) return 101;
+  if (device < -1 || device >= GPUS) return 101;
   return hip_device = device, 0;
 }
 int hipModuleLoadData(void **module, const void *image) { return loaded(module, image); }

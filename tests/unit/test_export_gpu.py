@@ -182,7 +182,7 @@ def test_drivers_are_asked_as_python_asks_them(
         assert exported.call("tilewise_plan_for", opened, given, ctypes.byref(made)) == 5
         assert "a kernel cannot be loaded: out of something" in exported.said
     stub.fail_loading(0)
-    for device in (-1, 8):
+    for device in (-2, 8):
         given = ctypes.byref(COptions(device=device))
         assert exported.call("tilewise_open", given, ctypes.byref(opened)) == 3
         assert exported.said
