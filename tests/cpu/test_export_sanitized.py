@@ -66,8 +66,6 @@ def test_calls_are_answered_and_nothing_is_amiss(library: Path, sanitizer: str) 
 def program(folder: Path, sanitizer: str) -> Path:
     """The calls, linked with the library; all of it sanitized."""
     flags = ["-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", *STRICT]
-    if sanitizer == "thread":
-        flags.append("-Wno-tsan")  # fences, which it does not look at
     shutil.rmtree(folder / "build", ignore_errors=True)
     build = built(folder, f"-DCMAKE_CXX_FLAGS={' '.join(flags)}", "-DCMAKE_BUILD_TYPE=Debug")
     made = build / "calls"
