@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 GPU ?= $(wildcard /dev/nvidiactl)
 COMMA := ,
 
-.PHONY: docs demo test test-quick check extras package models fuzz gpu-test gpu-memcheck format clean
+.PHONY: docs demo test test-quick check extras package models fuzz gpu-test gpu-memcheck gpu-export format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
@@ -63,6 +63,16 @@ gpu-memcheck:
 	  -k "test_sizes or epilogue or bias_and_activation or scaled_fp8"
 	PYTHONPATH=src PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \
 	  --error-exitcode 1 $(PYTHON) -m pytest tests/gpu/test_families_gpu.py -p no:cacheprovider
+
+# Exported C++ libraries: results against float64, once more under memcheck, and what calls cost
+# beside cuBLASLt. All three are tried; the last line says whether any failed.
+gpu-export:
+	@export PYTHONPATH=src; failed=; \
+	$(PYTHON) -m pytest tests/gpu/test_export_gpu.py -p no:cacheprovider || failed="$$failed results"; \
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+	  $(PYTHON) -m pytest tests/gpu/test_export_gpu.py -p no:cacheprovider || failed="$$failed memcheck"; \
+	$(PYTHON) benchmarks/cpp_dispatch.py || failed="$$failed times"; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -34,6 +34,7 @@ from tilewise.data.merge import merge
 from tilewise.data.publish import publish
 from tilewise.data.store import Store, write_rows
 from tilewise.engines.toolchain import CANARY, compile_units, load
+from tilewise.export.library import Wanted, prepared, write_library
 from tilewise.learn.dataset import from_stores
 from tilewise.learn.params import Params
 from tilewise.learn.train import save, train
@@ -147,6 +148,23 @@ def compile_one(folder: Path) -> None:
     assert load(made.library).tw_canary() == 42
 
 
+ONE_KERNEL = 'family == "gemv" and nr == 2 and ahead == 0'
+
+
+def export(library: Path) -> None:
+    """One small kernel; the folder is not there, or complete."""
+    usual: dict[str, Any] = {"op": "gemm", "arch": ARCH, "dtypes": ("fp32",), "layouts": ("rcr",)}
+    if not library.exists():
+        write_library(library, [prepared(Wanted(**usual, expression=ONE_KERNEL))])
+
+
+def library(folder: Path) -> dict[str, bytes] | None:
+    """Every file; None where there is no library."""
+    root = folder / "library"
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(p.relative_to(root)): p.read_bytes() for p in files} if root.exists() else None
+
+
 ROWS = list(measurements())[:48]
 PROBLEMS = recording.problems(4)
 TIMES = {recording.kernels(1)[0].name: 1.0}
@@ -191,6 +209,12 @@ WORK = {
         prepare=lambda folder: write_problems(folder / "p.csv", PROBLEMS[:1]),
         do=lambda folder: write_problems(folder / "p.csv", PROBLEMS),
         look=lambda folder: len(read_problems(folder / "p.csv").problems),
+        between=either,
+    ),
+    "an exported library": Work(
+        prepare=lambda folder: export(folder / "other"),
+        do=lambda folder: export(folder / "library"),
+        look=library,
         between=either,
     ),
     "compiling": Work(

@@ -6,14 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROOM = 1 << 20, FUNCTIONS = 4096, MOST = 256 };
+enum { ROOM = 1 << 20, FUNCTIONS = 4096, MOST = 256, GPUS = 8 };
 char tw_log[ROOM];
 int tw_failure = 0; // what the next launch answers
+int tw_load_failure = 0; // what loading answers
 static int used = 0, functions = 0;
 static int counts[FUNCTIONS], sizes[FUNCTIONS][MOST];
 static __thread void *context = 0, *below = 0;
 
 static void say(const char *form, ...) {
+  static int silent = -1; // for several threads, which would write over each other's lines
+  if (silent < 0) silent = getenv("TW_SILENT") != 0;
+  if (silent) return;
   va_list values;
   va_start(values, form);
   used += vsnprintf(tw_log + used, ROOM - used, form, values);
@@ -64,7 +68,7 @@ static int launched(void *function, const uint32_t *grid, const uint32_t *block,
 static int loaded(void **module, const void *image) {
   say("{\"call\": \"load\", \"elf\": %s}\n", memcmp(image, "\177ELF", 4) ? "false" : "true");
   *module = (void *)0xAAA;
-  return 0;
+  return tw_load_failure;
 }
 
 static int found(void **function, const char *name) {
@@ -94,7 +98,7 @@ typedef struct {
 } Configuration;
 
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDeviceGet(int *device, int nth) { return *device = nth, 0; }
+int cuDeviceGet(int *device, int nth) { return *device = nth, nth < -1 || nth >= GPUS ? 101 : 0; }
 int cuDeviceGetAttribute(int *value, int kind, int device) {
   *value = kind == 75 ? 9 : kind == 76 ? 0 : 132; // compute capability, then multiprocessors
   return (void)device, 0;
@@ -174,11 +178,15 @@ int cuTensorMapEncodeIm2col(void *map, int type, uint32_t rank, void *at, const 
 
 static __thread int hip_device = 0;
 int hipGetDevice(int *device) { return *device = hip_device, 0; }
-int hipSetDevice(int device) { return hip_device = device, 0; }
+int hipSetDevice(int device) {
+  if (device < -1 || device >= GPUS) return 101;
+  return hip_device = device, 0;
+}
 int hipModuleLoadData(void **module, const void *image) { return loaded(module, image); }
 int hipModuleGetFunction(void **function, void *module, const char *name) {
   return (void)module, found(function, name);
 }
+int hipModuleUnload(void *module) { return module ? 0 : 1; }
 const char *hipGetErrorString(int code) { return code ? "hip refuses" : "fine"; }
 int hipMemsetAsync(void *at, int value, size_t size, void *stream) {
   return cleared(at, (unsigned)value, size, stream);

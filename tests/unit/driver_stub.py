@@ -67,6 +67,10 @@ class Stub:
         """The next launch fails."""
         ctypes.c_int.in_dll(self._library, "tw_failure").value = code
 
+    def fail_loading(self, code: int) -> None:
+        """What loading answers from now on."""
+        ctypes.c_int.in_dll(self._library, "tw_load_failure").value = code
+
     def tell(self, sizes: Sequence[int]) -> None:
         """How many bytes each parameter of the next loaded function takes."""
         self._library.tw_parameters(len(sizes), (ctypes.c_int * len(sizes))(*sizes))

@@ -122,8 +122,8 @@ def unbuilt(step: Step, target: str, name: str) -> GpuObject:
     )
 
 
-def show(export: OpExport, folder: Path) -> tuple[Path, gpu.Objects]:
-    """A library with nothing compiled, and a program that prints its launches."""
+def write_unbuilt(export: OpExport, folder: Path) -> gpu.Objects:
+    """Writes a library with nothing compiled; gives what stands for its objects."""
     made: list[gpu.Objects] = []
     with pytest.MonkeyPatch.context() as patch:
         real = gpu.Objects
@@ -137,6 +137,12 @@ def show(export: OpExport, folder: Path) -> tuple[Path, gpu.Objects]:
         patch.setattr(gpu, "compile_ahead", lambda *_: [])
         patch.setattr(gpu, "get_engine", lambda _: _Builds())
         write_library(folder, [export], max_objects=100_000)
+    return made[0]
+
+
+def show(export: OpExport, folder: Path) -> tuple[Path, gpu.Objects]:
+    """A library with nothing compiled, and a program that prints its launches."""
+    objects = write_unbuilt(export, folder)
     build = built(folder)
     source = folder / "show.cpp"
     source.write_text(SHOW)
@@ -145,7 +151,7 @@ def show(export: OpExport, folder: Path) -> tuple[Path, gpu.Objects]:
     command += [f"-I{folder / 'src'}", f"-I{folder / 'include'}", f"-L{build}", "-ltilewise"]
     done = subprocess.run([*command, f"-Wl,-rpath,{build}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return program, made[0]
+    return program, objects
 
 
 class _Builds:

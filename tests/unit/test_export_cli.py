@@ -15,6 +15,10 @@ USUAL = ("--op", "gemm", "--arch", "x86_avx512", "--dtype", "fp32")
 BAD = {
     "no such op": (("--op", "gem", "--arch", "x86_avx512", "--dtype", "fp32"), "unknown"),
     "no model": (("--op", "gemm", "--arch", "gfx942", "--dtype", "bf16"), "no model of gemm"),
+    "others' kernels": (
+        ("--op", "conv_fwd", "--arch", "gfx950", "--dtype", "bf16"),
+        "export-c writes its ranking",
+    ),
     "no dtype": (("--op", "gemm", "--arch", "sm_90", "--dtype", "int8"), "models there know"),
     "no kernel": ((*USUAL, "--filter", "mr == 5"), "loosen --filter"),
     "no field": ((*USUAL, "--where", "zz > 1"), "unknown field"),

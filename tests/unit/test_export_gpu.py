@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from driver_stub import STREAM, Stub, install
-from exported import Exported, built
+from exported import COptions, Exported, built
 from shown_launches import check_launches, show
 
 from tilewise.core.arch import Arch, load_arch
@@ -168,6 +168,24 @@ def test_drivers_are_asked_as_python_asks_them(
                 assert ours == theirs
                 tried += 1
     assert tried >= 2
+    # A GPU that loads none of the kernels: refused when the library is opened, or with a plan.
+    stub.fail_loading(209)
+    code = exported.call(
+        "tilewise_open", ctypes.byref(COptions()), ctypes.byref(opened := ctypes.c_void_p())
+    )
+    if arch.vendor == "amd":
+        assert (code, opened.value) == (3, None)
+        assert "for gfx942, whose kernels the device does not load: hip refuses" in exported.said
+    else:
+        given = ctypes.byref(exported.problem(GemmProblem(m=64, n=512, k=4096, dtype="bf16")))
+        made = ctypes.c_void_p()
+        assert exported.call("tilewise_plan_for", opened, given, ctypes.byref(made)) == 5
+        assert "a kernel cannot be loaded: out of something" in exported.said
+    stub.fail_loading(0)
+    for device in (-2, 8):
+        given = ctypes.byref(COptions(device=device))
+        assert exported.call("tilewise_open", given, ctypes.byref(opened)) == 3
+        assert exported.said
 
 
 def python_calls(stub: Stub, export: OpExport, kernel: Kernel, problem: Problem) -> Any:

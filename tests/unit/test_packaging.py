@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +76,39 @@ def test_the_demo_installs_pytorch_for_a_gpu_alone(gpu: str, extras: str) -> Non
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"--editable '.[{extras}]'" in told
     assert ("no PyTorch" in told) == (not gpu)
+
+
+STAND_IN = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >> "$SEEN"
+case "$(basename "$0") $*" in *"$FAILS"*) exit 1;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [("no such", ""), ("memcheck", "failed: memcheck"), ("cpp_dispatch", "times")],
+)
+def test_exported_libraries_are_tried_on_a_gpu_by_one_command(
+    fails: str, said: str, tmp_path: Path
+) -> None:
+    """Results, memory and times, each whatever became of those before it."""
+    for name in ("python", "compute-sanitizer"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+    own = {"SEEN": str(tmp_path / "seen"), "FAILS": fails}
+    own["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    command = ["make", "gpu-export", f"PYTHON={tmp_path / 'python'}"]
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+    assert (ran.returncode == 0) == (not said)
+    assert said in ran.stdout
+    results, memory, times = (tmp_path / "seen").read_text().splitlines()
+    assert results.startswith("python -m pytest tests/gpu/test_export_gpu.py")
+    assert memory.startswith("compute-sanitizer --tool memcheck --error-exitcode 1")
+    assert memory.endswith(results.removeprefix("python "))
+    assert times == "python benchmarks/cpp_dispatch.py"
+    for path in ("tests/gpu/test_export_gpu.py", "benchmarks/cpp_dispatch.py"):
+        assert (ROOT / path).exists()
 
 
 def test_the_readme_reads_the_same_where_there_is_nothing_beside_it() -> None:

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewise.core.sizes import TraceError, cheapest, concrete, either, fields_of, gcd, pieces
+from tilewise.core.sizes import (
+    TraceError,
+    as_node,
+    cheapest,
+    concrete,
+    either,
+    fields_of,
+    gcd,
+    pieces,
+)
 from tilewise.core.trace import Branch, Examples, Tree, leaves, trace
-from tilewise.export.render import Constants, Texts, value
+from tilewise.export.render import Constants, Texts, expression, value
 
 M, N = fields_of(("m", "n"), {"n": 1}).values()
 
@@ -68,6 +77,11 @@ def test_a_product_of_what_may_be_zero_is_not_zero() -> None:
     check(rule, tree)
 
 
+def test_a_product_equals_itself_written_the_other_way_round() -> None:
+    tree = trace(lambda: "same" if M * (N + 3) == (N + 3) * M and M * N <= N * M else "other")
+    assert [leaf.value for leaf in leaves(tree)] == ["same"]
+
+
 def test_only_paths_of_examples_are_followed() -> None:
     seen = Examples({"m": np.arange(1, 9), "n": np.full(8, 4)})
     tree = trace(lambda: concrete(N) + (1 if M > 100 else 0), seen)
@@ -108,6 +122,18 @@ def test_a_size_is_asked_about_inside_of_a_trace_alone() -> None:
 def test_numbers_of_any_size_become_cpp(number: int) -> None:
     """What no 64 bits hold stands in the expression; all else in the table of numbers."""
     constants = Constants(Texts(), str)
-    text = value(number, constants)
+    text = expression(as_node(number), constants)
     assert all(-(2**63) <= n < 2**63 for n in constants.numbers)
     assert eval(text, {"wide": int, "c": constants.numbers}) == number
+
+
+def test_what_is_wide_becomes_64_bits_where_it_is_handed_over() -> None:
+    assert value(M * N * 8, Constants(Texts(), str)).startswith("int64_t(")
+    assert value(M * 8, Constants(Texts(), str)) == "(p[m_] * c[0])"
+
+
+def test_a_whole_number_is_compared_with_a_fraction_as_one() -> None:
+    tree = trace(lambda: "long" if M > N / 3 else "short")
+    assert isinstance(tree, Branch)
+    text = expression(tree.test, Constants(Texts(), str))
+    assert text == "((double(p[n_]) / double(c[0])) < double(p[m_]))"

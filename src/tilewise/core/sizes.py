@@ -259,7 +259,7 @@ def _test(op: str, left: Any, right: Any) -> Any:
     if isinstance(left, str) or isinstance(right, str) or left is None or right is None:
         return op == "!="
     a, b = as_node(left), as_node(right)
-    if a is b:
+    if a is b or _is_swapped(a, b):
         return op in ("==", "<=")
     if op == "<" and (a.high < b.low or a.low >= b.high):
         return a.high < b.low
@@ -268,6 +268,11 @@ def _test(op: str, left: Any, right: Any) -> Any:
     if op in ("==", "!=") and (a.high < b.low or a.low > b.high):
         return op == "!="
     return Truth(_node(op, a, b, low=0, high=1))
+
+
+def _is_swapped(a: Node, b: Node) -> bool:
+    """Whether they are one sum or product, written the other way round."""
+    return a.op == b.op and a.op in ("+", "*") and a.args == b.args[::-1]
 
 
 def either(test: Any, this: Any, that: Any) -> Any:

@@ -98,11 +98,13 @@ def _conversion(op: Op, exports: Sequence[OpExport], implied: Sequence[str]) -> 
         lines.append(f"    made.op = TILEWISE_{exports[0].name.upper()};")
     for at, name in enumerate(word_fields(op)):
         if name == "out_dtype":
+            count = len(DTYPES)
             results = ", ".join(f"Dtype::{word(d.result)}" for d in DTYPES.values())
             lines.append(f"    constexpr Dtype results[] = {{{results}}};")
             lines.append(
-                "    const Dtype stored = out_dtype != Dtype::automatic ? out_dtype\n"
-                "                         : results[static_cast<int>(dtype)];"
+                "    const auto given = static_cast<size_t>(dtype);\n"
+                f"    const bool is_usual = out_dtype == Dtype::automatic && given < {count};\n"
+                "    const Dtype stored = is_usual ? results[given] : out_dtype;"
             )
             lines.append(f"    made.words[{at}] = static_cast<int32_t>(stored);")
         else:

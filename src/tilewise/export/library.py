@@ -16,6 +16,7 @@ from tilewise.core.model import Model
 from tilewise.core.problem import Problem, check_dtypes
 from tilewise.core.sizes import TraceError
 from tilewise.core.source import comment
+from tilewise.engines import is_foreign
 from tilewise.engines.gpu import bound
 from tilewise.errors import FileError, InputError
 from tilewise.export import cpu, gpu
@@ -130,7 +131,14 @@ def _measured(model: Model, dtypes: Sequence[str]) -> tuple[Problem, ...]:
 
 def _kernels(wanted: Wanted, model: Model, arch: Arch) -> tuple[Kernel, ...]:
     op = get_op(wanted.op)
-    pool = [k for k in measured_kernels(model) if k.engine != "vendor"]
+    known = measured_kernels(model)
+    pool = [k for k in known if k.engine != "vendor" and not is_foreign(k.engine)]
+    if known and not pool:
+        theirs = ", ".join(sorted({kernel.engine for kernel in known}))
+        raise InputError(
+            f"{model.name} ranks kernels that others build ({theirs}), which cannot be exported; "
+            "export-c writes its ranking as a C header"
+        )
     pool = [k for k in pool if getattr(k, "dtype", wanted.dtypes[0]) in wanted.dtypes]
     pool = [k for k in pool if op.why_unusable(k, None, arch) is None]
     kept = filter_kernels(pool, wanted.expression) if wanted.expression else pool

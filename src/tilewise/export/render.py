@@ -103,7 +103,8 @@ def expression(node: Node, constants: Constants) -> str:
             first, last, depth, body = args
             loop = f"[&](int64_t at{depth}) {{ return {of(body)}; }}"
             return f"cheapest({of(first)}, {of(last)}, {loop}).{op}"
-    return f"({of(args[0])} {op} {of(args[1])})"
+    side = real if any(one.is_float for one in args) else of
+    return f"({side(args[0])} {op} {side(args[1])})"
 
 
 def _negated(node: Node) -> Node | None:
@@ -121,8 +122,10 @@ def _narrowed(node: Node, text: str, *operands: Node) -> str:
 
 
 def value(given: object, constants: Constants) -> str:
-    """A number, known or not, as C++."""
-    return expression(as_node(given), constants)
+    """A number, known or not, as C++ of 64 bits, into which the rules let it fit."""
+    node = as_node(given)
+    text = expression(node, constants)
+    return f"int64_t({text})" if _is_wide(node) else text
 
 
 LeafSource = Callable[[Leaf, Constants], list[str]]

@@ -44,6 +44,7 @@ struct Driver {
                     uint32_t, uint32_t, const uint32_t *, int, int, int, int);
   int (*hip_get_device)(int *);
   int (*hip_set_device)(int);
+  int (*hip_module_unload)(void *);
   const char *(*hip_error_text)(int);
   int (*hip_clear)(void *, int, size_t, void *);
   launching::HipLaunch hip_launch;
@@ -71,6 +72,7 @@ bool find_cuda(void *library, Driver &d) {
 bool find_hip(void *library, Driver &d) {
   return find(library, "hipModuleLoadData", d.module_load) &&
          find(library, "hipModuleGetFunction", d.module_function) &&
+         find(library, "hipModuleUnload", d.hip_module_unload) &&
          find(library, "hipGetDevice", d.hip_get_device) && find(library, "hipSetDevice", d.hip_set_device) &&
          find(library, "hipGetErrorString", d.hip_error_text) &&
          find(library, "hipMemsetAsync", d.hip_clear) && find(library, "hipModuleLaunchKernel", d.hip_launch);
@@ -92,7 +94,7 @@ struct Backend {
     return text ? text : "an error that the driver does not know";
   }
   tilewise_status failed(Text *text, const char *what, int code) const {
-    if (text) text->put(what), text->put(": "), text->put(why(code));
+    if (text) text->put(what), text->put(why(code));
     return TILEWISE_FAILED;
   }
 };
@@ -151,8 +153,15 @@ bool refuse(Text *why, const char *text) {
 
 bool check_device(Backend &made, Text *why) {
   if (!kIsCuda) {
-    const int code = Entered(made).code();
-    return !code || (made.failed(why, "there is no such device", code), false);
+    const Entered entered(made);
+    if (entered.code()) return made.failed(why, "there is no such device: ", entered.code()), false;
+    // HIP has no number for an architecture; a device of another one loads none of the kernels.
+    void *module = nullptr;
+    int refusal = made.driver.module_load(&module, gpu_objects[0].image);
+    if (!refusal) refusal = made.driver.hip_module_unload(module);
+    if (!refusal) return true;
+    if (why) why->put("the library is for "), why->put(kArch), why->put(", whose kernels the device does not load: ");
+    return made.failed(why, "", refusal), false;
   }
   int code = made.driver.init(0), device = 0, major = 0, minor = 0, units = 0;
   if (!code) code = made.driver.device_get(&device, made.device);
@@ -160,7 +169,7 @@ bool check_device(Backend &made, Text *why) {
   if (!code) code = made.driver.device_attribute(&minor, kMinorAttribute, device);
   if (!code) code = made.driver.device_attribute(&units, kUnitsAttribute, device);
   if (!code) code = made.driver.retain(&made.context, device);
-  if (code) return made.failed(why, "the device cannot be used", code), false;
+  if (code) return made.failed(why, "the device cannot be used: ", code), false;
   if (major != kMajor || minor != kMinor) {
     if (why) {
       why->put("the library is for ");
@@ -199,7 +208,7 @@ void *function_of(Backend &backend, int32_t object, Text *why) {
     code = d.function_set(function, kSharedSizeAttribute, static_cast<int>(of.smem_bytes));
   if (!code && kIsCuda && of.cluster_size > kPortableCluster)
     code = d.function_set(function, kClusterSizeAttribute, 1);
-  if (code) return backend.failed(why, "a kernel cannot be loaded", code), nullptr;
+  if (code) return backend.failed(why, "a kernel cannot be loaded: ", code), nullptr;
   return found = function;
 }
 
@@ -304,12 +313,12 @@ tilewise_status run(const Ready &ready, const void *const *tensors, void *worksp
   const Launch &launch = ready.launch;
   const Entered entered(backend);
   int code = entered.code();
-  if (code) return backend.failed(why, "the device cannot be used", code);
+  if (code) return backend.failed(why, "the device cannot be used: ", code);
   alignas(64) unsigned char maps[kMostMaps][kMapBytes];
   if (!launch.maps.empty() && (code = map_all(ready, tensors, maps)))
-    return backend.failed(why, "a tensor cannot be described to the device", code);
+    return backend.failed(why, "a tensor cannot be described to the device: ", code);
   if (launch.zeroed_bytes && !is_cleared && (code = clear(backend.driver, workspace, launch.zeroed_bytes, stream)))
-    return backend.failed(why, "the workspace cannot be cleared", code);
+    return backend.failed(why, "the workspace cannot be cleared: ", code);
   for (size_t nth = 0; nth < launch.steps.size(); ++nth) {
     const Step &step = launch.steps[nth];
     uint64_t values[kMostParameters];
@@ -330,7 +339,7 @@ tilewise_status run(const Ready &ready, const void *const *tensors, void *worksp
                ? launch_one(backend.driver, ready.shapes[nth], ready.functions[nth], stream, parameters)
                : clear(backend.driver, reinterpret_cast<void *>(static_cast<uintptr_t>(values[0])), step.clear_bytes,
                        stream);
-    if (code) return backend.failed(why, "a kernel cannot be launched", code);
+    if (code) return backend.failed(why, "a kernel cannot be launched: ", code);
   }
   return TILEWISE_OK;
 }

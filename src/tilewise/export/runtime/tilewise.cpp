@@ -13,6 +13,9 @@ using namespace tilewise::detail;
 namespace {
 
 constexpr size_t kRemembered = 65536;
+constexpr int32_t kMostThreads = 4096;
+constexpr const char *kNowhere = "there is no place for the result: a pointer is null";
+constexpr const char *kNoLibrary = "there is no library: it was not opened";
 
 struct Hash {
   size_t operator()(const tilewise_problem &p) const {
@@ -72,7 +75,7 @@ namespace {
 int32_t checked(const tilewise_problem *problem, Text *why) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (!problem || problem->op < 0 || problem->op >= TILEWISE_OPS) {
-    if (why) why->put("the library has no such op");
+    if (why) why->put(problem ? "the library has no such op" : "there is no problem");
     return -1;
   }
   const Op &op = *ops[problem->op];
@@ -173,7 +176,12 @@ const char *tilewise_kernel_name(int32_t op, int32_t kernel) {
 tilewise_status tilewise_open(const tilewise_options *options, tilewise_library **made, char *why,
                               size_t room) {
   return guarded(why, room, [&](Text *text) {
-    auto backend = open_backend(options ? *options : tilewise_options{}, text);
+    if (!made) return fail(text, TILEWISE_BAD_CALL, kNowhere);
+    *made = nullptr;
+    const tilewise_options given = options ? *options : tilewise_options{};
+    if (given.threads < 0 || given.threads > kMostThreads)
+      return fail(text, TILEWISE_BAD_CALL, "threads must be from 0 to 4096");
+    auto backend = open_backend(given, text);
     if (!backend) return TILEWISE_BAD_DEVICE;
     *made = new tilewise_library;
     (*made)->backend = std::move(backend);
@@ -201,6 +209,7 @@ tilewise_status tilewise_why_unusable(const tilewise_problem *problem, int32_t k
 tilewise_status tilewise_rank(const tilewise_problem *problem, tilewise_ranked *ranked_out,
                               int32_t *count, char *why, size_t room) {
   return guarded(why, room, [&](Text *text) {
+    if (!count || (*count > 0 && !ranked_out)) return fail(text, TILEWISE_BAD_CALL, kNowhere);
     const int32_t which = checked(problem, text);
     if (which < 0) return TILEWISE_BAD_PROBLEM;
     const Op &op = *ops[problem->op];
@@ -219,6 +228,8 @@ tilewise_status tilewise_rank(const tilewise_problem *problem, tilewise_ranked *
 tilewise_status tilewise_plan_for(tilewise_library *library, const tilewise_problem *problem,
                                   tilewise_plan **made, char *why, size_t room) {
   return guarded(why, room, [&](Text *text) {
+    if (!library || !made) return fail(text, TILEWISE_BAD_CALL, library ? kNowhere : kNoLibrary);
+    *made = nullptr;
     if (problem && problem->op >= 0 && problem->op < TILEWISE_OPS) {
       std::shared_lock<std::shared_mutex> reading(library->lock);
       const auto found = library->plans.find(*problem);
@@ -241,9 +252,11 @@ tilewise_status tilewise_plan_for(tilewise_library *library, const tilewise_prob
 
 tilewise_status tilewise_plan_kernel(tilewise_library *library, const tilewise_problem *problem,
                                      int32_t kernel, tilewise_plan **made, char *why, size_t room) {
-  const tilewise_status usable = tilewise_why_unusable(problem, kernel, why, room);
-  if (usable != TILEWISE_OK) return usable;
   return guarded(why, room, [&](Text *text) {
+    if (!library || !made) return fail(text, TILEWISE_BAD_CALL, library ? kNowhere : kNoLibrary);
+    *made = nullptr;
+    const tilewise_status usable = tilewise_why_unusable(problem, kernel, why, room);
+    if (usable != TILEWISE_OK) return usable;
     const Order &order = ranked(*problem);
     double us = 0;
     for (size_t at = 0; at < static_cast<size_t>(ops[problem->op]->kernels); ++at)
@@ -267,18 +280,19 @@ void tilewise_release(tilewise_plan *plan) {
 tilewise_status tilewise_execute(const tilewise_plan *plan, const void *const *tensors, int32_t count,
                                  void *workspace, int64_t workspace_bytes, void *stream,
                                  int32_t is_cleared, char *why, size_t room) {
-  Text told{why, room}, *text = why ? &told : nullptr;
-  if (!plan) return fail(text, TILEWISE_BAD_CALL, "there is no plan");
-  if (count != ops[plan->facts.op]->tensors)
-    return fail(text, TILEWISE_BAD_CALL, "the call needs as many tensors as the op has: operands, then the result");
-  uintptr_t bits = 0;
-  for (int32_t i = 0; i < count; ++i) {
-    if (!tensors[i]) return fail(text, TILEWISE_BAD_CALL, "a tensor's address is null");
-    bits |= reinterpret_cast<uintptr_t>(tensors[i]);
-  }
-  if (bits % address_alignment) return fail(text, TILEWISE_BAD_CALL, "an address is no multiple of 16 bytes");
-  if (workspace_bytes < plan->facts.workspace_bytes || (!workspace && plan->facts.workspace_bytes))
-    return fail(text, TILEWISE_BAD_CALL, "the workspace is smaller than the plan's workspace_bytes");
-  return run(*plan->ready, tensors, workspace, stream, is_cleared != 0, text);
+  return guarded(why, room, [&](Text *text) {
+    if (!plan) return fail(text, TILEWISE_BAD_CALL, "there is no plan");
+    if (!tensors || count != ops[plan->facts.op]->tensors)
+      return fail(text, TILEWISE_BAD_CALL, "the call needs as many tensors as the op has: operands, then the result");
+    uintptr_t bits = plan->facts.workspace_bytes ? reinterpret_cast<uintptr_t>(workspace) : 0;
+    for (int32_t i = 0; i < count; ++i) {
+      if (!tensors[i]) return fail(text, TILEWISE_BAD_CALL, "a tensor's address is null");
+      bits |= reinterpret_cast<uintptr_t>(tensors[i]);
+    }
+    if (bits % address_alignment) return fail(text, TILEWISE_BAD_CALL, "an address is no multiple of 16 bytes");
+    if (workspace_bytes < plan->facts.workspace_bytes || (!workspace && plan->facts.workspace_bytes))
+      return fail(text, TILEWISE_BAD_CALL, "the workspace is smaller than the plan's workspace_bytes");
+    return run(*plan->ready, tensors, workspace, stream, is_cleared != 0, text);
+  });
 }
 }

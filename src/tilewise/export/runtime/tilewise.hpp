@@ -1,6 +1,7 @@
 // @FACTS@
-// The front: describe a problem, plan it, execute the plan. No function throws; what can go wrong
-// comes back as a value. Everything may be called from several threads at once.
+// The front: describe a problem, plan it, execute the plan. What can go wrong comes back as a value;
+// nothing throws but std::string and std::vector, where memory runs out. Everything may be called
+// from several threads at once.
 //
 //   auto library = tilewise::Library::open();
 //   if (!library) return fail(library.why());
@@ -19,7 +20,7 @@
 namespace tilewise {
 
 // What became of a call: `ok()`, or a code and a sentence.
-class Status {
+class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(tilewise_status code, std::string why) : code_(code), why_(std::move(why)) {}
@@ -35,7 +36,7 @@ class Status {
 
 // A value, or the status that says why there is none.
 template <class T>
-class Result {
+class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}
   Result(Status status) : status_(std::move(status)) {}
@@ -121,10 +122,10 @@ inline Result<std::vector<Ranked>> rank(const tilewise_problem &problem) {
     return tilewise_rank(&problem, found.data(), &count, why, room);
   });
   if (!status) return status;
+  found.resize(static_cast<size_t>(count));
   std::vector<Ranked> ranked;
-  for (int32_t i = 0; i < count; ++i)
-    ranked.push_back({found[i].kernel, tilewise_kernel_name(problem.op, found[i].kernel),
-                      found[i].expected_us});
+  for (const tilewise_ranked &one : found)
+    ranked.push_back({one.kernel, tilewise_kernel_name(problem.op, one.kernel), one.expected_us});
   return ranked;
 }
 
