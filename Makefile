@@ -61,6 +61,8 @@ gpu-memcheck:
 	PYTHONPATH=src PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \
 	  --error-exitcode 1 $(PYTHON) -m pytest tests/gpu/test_gemm_gpu.py -p no:cacheprovider \
 	  -k "test_sizes or epilogue or bias_and_activation or scaled_fp8"
+	PYTHONPATH=src PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \
+	  --error-exitcode 1 $(PYTHON) -m pytest tests/gpu/test_families_gpu.py -p no:cacheprovider
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

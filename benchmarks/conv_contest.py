@@ -8,12 +8,12 @@ puts a CPU in the GPU's place, to see that a benchmark runs before a GPU is spen
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Any
 
-from tilewise.core.arch import Arch
+from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Policy
 from tilewise.dispatch.reshaping import ReshapedPlan, reshaped_for, simpler
@@ -27,6 +27,9 @@ from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.networks import network
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranker
+from tilewise.selection.models import load_models
+from tilewise.selection.ranker import ModelRanker
+from tilewise.selection.selector import why_foreign
 from tilewise.selection.shortlist import fair
 from tilewise.sweep.bench import Bench, WrongResultError
 from tilewise.sweep.timing import Timer, measure, measure_in_turn
@@ -96,19 +99,37 @@ def spread(listed: Sequence[tuple[str, ConvProblem]], count: int) -> list[tuple[
 
 
 @dataclass(kw_only=True)
-class Stand:
+class Offer:
+    """A device and the kernels that can run there."""
+
+    arch: Arch
+    pool: list[Kernel]
+    is_dry: bool = False
+
+    @classmethod
+    def ahead(cls, op: str, dtype: str) -> Offer:
+        """An H200's, on a machine that only compiles."""
+        arch = load_arch("sm_90:H200")
+        return cls(arch=arch, pool=_own(op, dtype, arch, engines_for("gpu", get_op(op))))
+
+    def leave_out(self, words: Collection[str]) -> None:
+        """Kernels of these names, or families."""
+        unwanted = set(words) - {""}
+        self.pool = [k for k in self.pool if not {k.name, getattr(k, "family", "")} & unwanted]
+
+    def fitted(self, problem: ConvProblem) -> ConvProblem:
+        """The problem as it is run."""
+        return problem
+
+
+@dataclass(kw_only=True)
+class Stand(Offer):
     """Where layers are timed: a device, its clock, and the pool that can run there."""
 
     bench: Bench
     screen: Timer
     final: Timer
     policies: tuple[Policy, Policy]
-    pool: list[Kernel]
-    is_dry: bool = False
-
-    @property
-    def arch(self) -> Arch:
-        return self.bench.arch
 
     @classmethod
     def gpu(cls, op: str, dtype: str) -> Stand:
@@ -120,6 +141,7 @@ class Stand:
         usable = {n: e for n, e in engines.items() if e.why_unavailable() is None}
         cache = max(arch.l2_bytes, arch.l3_bytes)
         return cls(
+            arch=arch,
             bench=CudaBench(arch, SCREEN, usable),
             screen=CudaTimer(SCREEN, cache),
             final=CudaTimer(FINAL, cache),
@@ -141,7 +163,13 @@ class Stand:
         clock = CpuTimer(policy, 1 << 20)
         few = pool[:: max(1, len(pool) // 6)]
         return cls(
-            bench=bench, screen=clock, final=clock, policies=(policy, policy), pool=few, is_dry=True
+            arch=arch,
+            bench=bench,
+            screen=clock,
+            final=clock,
+            policies=(policy, policy),
+            pool=few,
+            is_dry=True,
         )
 
     def fitted(self, problem: ConvProblem) -> ConvProblem:
@@ -185,22 +213,37 @@ class Contest:
 
 def shortlist(
     problem: ConvProblem,
-    stand: Stand,
+    stand: Offer,
     most: int,
     among: Callable[[Kernel], bool] = lambda kernel: True,
     ranker: Ranker | None = None,
 ) -> list[Kernel]:
     """The `most` kernels that are expected to be fastest, each family having its turn.
 
-    Kernels are ranked by the analytic estimate, or by `ranker`.
+    Kernels are ranked by `ranker`, or by the analytic estimate where it knows no such problems.
     """
     op, arch = get_op(problem.op), stand.arch
     seen = {kernel: as_served(kernel, problem, arch) for kernel in stand.pool if among(kernel)}
     legal = [k for k, given in seen.items() if op.why_unusable(k, given, arch) is None]
     if not legal:
         return []
-    expected = (ranker or AnalyticRanker()).predict_us(simpler(op, problem), legal, arch)
+    if ranker is None or _is_foreign(ranker, problem, arch):
+        ranker = AnalyticRanker()
+    expected = ranker.predict_us(simpler(op, problem), legal, arch)
     return fair([legal[at] for at in expected.argsort(kind="stable")], most)
+
+
+def ranker_for(op: str, dtype: str, stand: Offer) -> Ranker:
+    """Who says what is worth trying: a shipped model, or the analytic estimate."""
+    for model in load_models(op, stand.arch):
+        if op == model.op and dtype in model.dtypes:
+            return ModelRanker(model)
+    return AnalyticRanker()
+
+
+def _is_foreign(ranker: Ranker, problem: ConvProblem, arch: Arch) -> bool:
+    """A dry run's problems are of another dtype than those that a model was sought for."""
+    return isinstance(ranker, ModelRanker) and why_foreign(ranker.model, problem, arch) is not None
 
 
 def as_served(kernel: Kernel, problem: ConvProblem, arch: Arch) -> ConvProblem:
@@ -219,21 +262,19 @@ def plan(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Plan:
 def contest(
     problem: ConvProblem,
     stand: Stand,
-    most: int,
+    tried: Sequence[Kernel],
     always: Sequence[Kernel] = (),
     is_rival: Callable[[Kernel], bool] = lambda kernel: False,
     *,
-    tried: Sequence[Kernel] | None = None,
     leaders: int = LEADERS,
     before: Callable[[Kernel], None] = lambda kernel: None,
 ) -> Contest:
     """Checks and screens kernels, then times the best and the vendor's in turn.
 
-    The kernels are `tried`, or the `most` of the shortlist; `before` is told of each. `always` are
-    timed in the end, too. Those that `is_rival` tells apart have leaders of their own.
+    `before` is told of each that is `tried`. `always` are timed in the end, too. Those that
+    `is_rival` tells apart have leaders of their own.
     """
     arch = stand.arch
-    tried = shortlist(problem, stand, most) if tried is None else tried
     tried = list(dict.fromkeys([*tried, *always]))
     vendor: Kernel = VendorKernel(op_name=problem.op, library="torch")
     calls, found, failed = {}, {}, {}
@@ -275,20 +316,15 @@ def _checked(kernel: Kernel, problem: ConvProblem, stand: Stand) -> Callable[[],
     return made.bind(piece.operands, piece.out)
 
 
-def compile_all(stand: Stand, problems: Sequence[ConvProblem], most: int) -> None:
-    """Compiles what the contests will need, in parallel; failures are told and fail again there."""
-    compile_pairs(stand, [(k, p) for p in problems for k in shortlist(p, stand, most)])
-
-
 def compile_pairs(
-    stand: Stand, pairs: Sequence[tuple[Kernel, ConvProblem]], max_workers: int | None = None
+    stand: Offer, pairs: Sequence[tuple[Kernel, ConvProblem]], max_workers: int | None = None
 ) -> None:
-    """The same for chosen kernels."""
+    """Compiles what contests will need, in parallel; failures are told and fail again there."""
     if stand.is_dry:
         return
-    for name, engine in stand.bench.engines.items():
+    for name in sorted({kernel.engine for kernel, _ in pairs}):
         own = [(k, as_served(k, p, stand.arch)) for k, p in pairs if k.engine == name]
-        for failure in engine.compile_ahead(own, stand.arch, max_workers=max_workers):
+        for failure in get_engine(name).compile_ahead(own, stand.arch, max_workers=max_workers):
             print(f"does not compile: {failure[:300]}", file=sys.stderr)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What choosing and launching cost in C++: an exported library beside cublasLtMatmul.
 
-usage: python benchmarks/cpp_dispatch.py [--top N] [--filter EXPR]
+usage: python benchmarks/cpp_dispatch.py [--top N] [--filter EXPR] [--library FOLDER [--compile]]
 
 Exports the strongest kernels of the H200's GEMM model, builds them with `cpp_dispatch.cpp` by the
 C++ compiler alone, and runs it. Microseconds of host time, each the median over rounds: `plan new`
@@ -9,6 +9,9 @@ of problems never seen, `plan kept` of a remembered one, `execute` until the lau
 for cuLaunchKernelEx on a kernel that does nothing, cuBLASLt's heuristic alone and `cublasLtMatmul`
 with what it found. Below them, Python's scorer alone on the same kernels. Needs an sm_90 GPU and
 the headers of CUDA and cuBLASLt, as PyTorch's wheels bring them; says so where there are none.
+
+--library keeps the exported library in a folder, and takes the one that is there: choosing kernels
+and compiling them takes minutes, and --compile does no more than that, on any machine.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -30,8 +34,10 @@ from exported import compiled  # noqa: E402
 from tilewise.core.arch import load_arch  # noqa: E402
 from tilewise.export.library import Wanted, narrowed, prepared, write_library  # noqa: E402
 from tilewise.export.rules import OpExport  # noqa: E402
+from tilewise.ops.contract import get_op  # noqa: E402
 from tilewise.ops.gemm.problem import GemmProblem  # noqa: E402
 from tilewise.selection.compiled import CompiledScorer  # noqa: E402
+from tilewise.selection.models import load_models  # noqa: E402
 from tilewise.selection.selector import Selector  # noqa: E402
 
 WHERE = "batch == 1 and n % 64 == 0 and k % 64 == 0 and n >= 64 and k < 1048576 and n < 1048576"
@@ -68,6 +74,7 @@ def found(names: tuple[str, ...]) -> list[Path]:
 
 def program(library: Path) -> Path:
     """The benchmark, built beside the library."""
+    shutil.rmtree(library / "build", ignore_errors=True)
     build, compiler = compiled(library), shutil.which("c++") or "g++"
     includes = [f"-I{path.parent}" for path in found(HEADERS)]
     libraries = found(LIBRARIES)
@@ -79,9 +86,12 @@ def program(library: Path) -> Path:
     return build / "cpp_dispatch"
 
 
-def scorer_us(export: OpExport) -> float:
+def scorer_us(names: Sequence[str]) -> float:
     """Python's compiled scorer alone on the same kernels."""
-    scorer = Selector(export.model, export.kernels, export.arch, compiled=True).scorer
+    op, arch = get_op("gemm"), load_arch("sm_90:H200")
+    model = next(m for m in load_models("gemm", arch) if "bf16" in m.dtypes)
+    kernels = [op.kernel_from_name(name) for name in names]
+    scorer = Selector(model, kernels, arch, compiled=True).scorer
     assert isinstance(scorer, CompiledScorer)
     times = []
     for m in range(128, 1128):
@@ -92,22 +102,38 @@ def scorer_us(export: OpExport) -> float:
     return median(times)
 
 
+def kept(folder: Path, given: argparse.Namespace) -> list[str]:
+    """The library in a folder, exported where there is none; the names of its kernels."""
+    listed = folder / "kernels.txt"
+    if not listed.exists():
+        export = exported(given.filter, given.top)
+        write_library(folder, [export], on_progress=print)
+        listed.write_text("".join(f"{kernel.name}\n" for kernel in export.kernels))
+    return listed.read_text().split()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--top", type=int, default=12, help="how many kernels to export")
     parser.add_argument("--filter", default="", help="of which kernels")
+    parser.add_argument("--library", type=Path, help="a folder that keeps what was exported")
+    parser.add_argument("--compile", action="store_true", help="only exports it")
     given = parser.parse_args()
+    if given.compile:
+        if given.library is None:
+            parser.error("--compile needs --library, where it leaves what it exports")
+        kept(given.library, given)
+        return 0
     try:
         found((*HEADERS, *LIBRARIES))
     except FileNotFoundError as error:
         print(f"cpp_dispatch cannot be built: {error}")
         return 0
-    export = exported(given.filter, given.top)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "library")
-        write_library(folder, [export], on_progress=print)
+        folder = (given.library or Path(scratch, "library")).resolve()
+        names = kept(folder, given)
         code = subprocess.run([program(folder)]).returncode
-    print(f"Python's scorer alone: {scorer_us(export):.3f} us")
+    print(f"Python's scorer alone: {scorer_us(names):.3f} us")
     return code
 
 

@@ -4,17 +4,20 @@
 usage: python benchmarks/gpu_vs_vendor.py [--op gemm|conv_fwd|conv_bwd_data|conv_bwd_weight]
                                           [--dtype bf16|fp16|fp8] [--only TEXT] [--part I/N]
                                           [--layers 120] [--most 40] [--minutes M]
+                                          [--without FAMILY,...] [--out FILE] [--compile]
                                           [--autotuners] [--dry-run] [--json]
 
 Kernels are checked and screened on every shape, cold cache; the best few, the first of the model's
 ranking and the vendor are then timed in turn. The ratio is vendor time over ours. `selected` is
 what is picked from the same pool with the vendor in it, by the shipped model or without one.
 
-Of convolutions the --most promising kernels are tried, each family having its turn, on --layers
-layers of real networks, as many of every class (dense, pointwise, grouped, depthwise, 3-D) as there
-are. They are channels-last, cuDNN searches for its fastest routine beforehand (benchmark mode), and
-all are timed inside CUDA graphs, so that launches do not count. A kernel that fails is told and
-left out. --dry-run puts small layers and this CPU in the place of a GPU.
+Of convolutions the --most kernels that the shipped model expects most of are tried, each family
+having its turn and those of --without none, on --layers layers of real networks, as many of every
+class (dense, pointwise, grouped, depthwise, 3-D) as there are. They are channels-last, cuDNN
+searches for its fastest routine beforehand (benchmark mode), and all are timed inside CUDA graphs,
+so that launches do not count. A kernel that fails is told and left out. Rows are added to --out as
+they are known. --compile only compiles what is tried on an H200, with or without one. --dry-run
+puts small layers and this CPU in the place of a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import conv_contest
@@ -116,6 +120,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=120, help="of convolutions")
     parser.add_argument("--most", type=int, default=40, help="kernels tried on a layer")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop then; 0 for no limit")
+    parser.add_argument("--without", default="", help="families or kernels left out, by commas")
+    parser.add_argument("--out", type=Path, help="where rows are added, a line each")
+    parser.add_argument("--compile", action="store_true", help="convolutions; measures nothing")
     parser.add_argument("--dry-run", action="store_true", help="convolutions, on this CPU")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -228,13 +235,15 @@ def run(model: str, problem: Any, pool: list[Kernel], arch: Arch, tune: bool) ->
     return row
 
 
-def run_layer(model: str, given: ConvProblem, stand: conv_contest.Stand, most: int) -> Row | None:
+def run_layer(
+    model: str, given: ConvProblem, stand: conv_contest.Stand, tried: list[Kernel]
+) -> Row | None:
     """One layer of a network; None where no kernel of ours can serve it."""
     problem = stand.fitted(given)
     choice, selection_us = select(problem, stand.arch)
     told = [r.kernel for r in contenders(choice) if r.kernel.engine != "vendor"]
     start = time.perf_counter()
-    found = conv_contest.contest(problem, stand, most, told)
+    found = conv_contest.contest(problem, stand, tried, told)
     for name, why in found.failed.items():
         print(f"failed: {name} on {conv_contest.shown(problem)}: {why}", file=sys.stderr)
     best = found.best()
@@ -362,28 +371,53 @@ def product_rows(args: argparse.Namespace) -> Iterator[Row]:
         yield run(model, problem, pool, arch, args.autotuners)
 
 
+def attempts(
+    args: argparse.Namespace, offer: conv_contest.Offer
+) -> list[tuple[str, ConvProblem, list[Kernel]]]:
+    """Layers of networks, and the kernels that are tried on each."""
+    offer.leave_out(args.without.split(","))
+    ranker = conv_contest.ranker_for(args.op, args.dtype, offer)
+    every = list(conv_contest.layers(args.op, args.dtype, args.only))
+    return [
+        (model, p, conv_contest.shortlist(offer.fitted(p), offer, args.most, ranker=ranker))
+        for model, p in taken(conv_contest.spread(every, args.layers), args.part)
+    ]
+
+
+def compile_layers(args: argparse.Namespace) -> int:
+    """Compiles for an H200 what `layer_rows` times."""
+    offer = conv_contest.Offer.ahead(args.op, args.dtype)
+    pairs = [(kernel, p) for _, p, tried in attempts(args, offer) for kernel in tried]
+    conv_contest.compile_pairs(offer, pairs)
+    return 0
+
+
 def layer_rows(args: argparse.Namespace) -> Iterator[Row]:
     make = conv_contest.Stand
     stand = make.dry(args.op) if args.dry_run else make.gpu(args.op, args.dtype)
-    every = list(conv_contest.layers(args.op, args.dtype, args.only))
-    listed = taken(conv_contest.spread(every, args.layers), args.part)
-    conv_contest.compile_all(stand, [problem for _, problem in listed], args.most)
+    listed = attempts(args, stand)
+    conv_contest.compile_pairs(stand, [(kernel, p) for _, p, tried in listed for kernel in tried])
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
-    for model, problem in listed:
+    for model, problem, tried in listed:
         if end is not None and time.monotonic() >= end:
             print("gpu_vs_vendor: the time is up", file=sys.stderr)
             return
-        row = run_layer(model, problem, stand, args.most)
+        row = run_layer(model, problem, stand, tried)
         if row is not None:
             yield row
 
 
 def main() -> int:
     args = arguments()
+    if args.compile:
+        return compile_layers(args)
     rows = []
     try:
         for row in product_rows(args) if args.op == "gemm" else layer_rows(args):
             rows.append(row)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
             if not args.json:
                 tell(row, args.op)
     except TilewiseError as error:

@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """All that a GPU is needed for, in order, within the minutes there are; carries on where it ended.
 
-usage: python benchmarks/half_hour.py [--minutes 9.4] [--parts tests,sweep,...] [--dry-run]
-                                      [--work build/half_hour] [--out FOLDER]
+usage: python benchmarks/half_hour.py [--minutes 9.4] [--parts families,sweep,...]
+                                      [--work build/half_hour] [--out FOLDER] [--from FILE]
+                                      [--compile [--jobs N] | --dry-run]
 
 Parts run one after the other, each in a process group of its own that is ended when its time is up,
 whatever hangs there; a part without the time that it needs at least waits for the next call. Behind
 each part all results so far are packed into --out (by default $OUT), so that a call which is itself
-ended loses one part at most. A second call does what is left: --work remembers what was done.
---parts runs those named, done or not. --dry-run puts small problems and this CPU in the place of a
-GPU, to see that all parts run before a GPU is waiting; its results mean nothing.
+ended loses one part at most. A second call does what is left: --work remembers what was done, and
+where it is empty begins with the file --from, which an earlier call packed. --parts runs those
+named, done or not. Families of kernels that hang, or break the device, where they are tried first
+are left out of what follows.
+
+--compile compiles what the parts need on a machine without a GPU, --jobs at once, the sweep's last;
+`benchmarks/objects.py` packs it. --dry-run puts small problems and this CPU in the place of a GPU,
+to see that all parts run before a GPU is waiting; its results mean nothing.
 
 `docs/sweeps.md` says how to prepare the kernels beforehand, and what a half hour gives.
 """
@@ -19,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,16 +40,21 @@ ROOT = Path(__file__).parents[1]
 GRACE_S = 25.0
 """Beyond its minutes a part may take this long to put things away."""
 PACK_S = 10.0
+PACKED = "results.tar.gz"
 LINES = 12
 """Of each part's log, on the screen."""
 KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
 SLOW_FAMILIES = "implicit,packed,merged,direct"
 """Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
+FEW = ("--top", "12", "--whole", "0.12")
+"""Kernels of a problem that are swept, so that 950 problems of each direction fit into the time."""
+NEW_FAMILIES = "image or taps or ragged or padded or halo"
+"""What a checker looks at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A command with its time; `{work}` and `{minutes}` stand in it."""
+    """A command with its time; `{work}`, `{minutes}` and `{without}` (families) stand in it."""
 
     name: str
     seconds: float
@@ -51,6 +63,10 @@ class Part:
     """What takes its place without a GPU; left out there where it is empty."""
     beside: Sequence[str] = ()
     """What runs meanwhile, and ends with it: for parts that time nothing."""
+    ahead: Sequence[str] = ()
+    """What compiles for it, on any machine; `{jobs}` at once."""
+    is_repeated: bool = False
+    """Whether each call runs it: for what does nothing the second time."""
     least: float = 0.7
     """The share of its time that it needs at least, to be worth starting."""
 
@@ -60,60 +76,108 @@ def script(name: str, *words: str) -> tuple[str, ...]:
 
 
 def compared(op: str) -> Part:
+    vendor = ("benchmarks/gpu_vs_vendor.py", "--op", op, "--most", "24")
     return Part(
         name=f"vendor_{op}",
-        seconds=110,
+        seconds=95,
         command=script(
-            "benchmarks/gpu_vs_vendor.py", "--op", op, "--most", "24", "--minutes", "{minutes}"
+            *(*vendor, "--without", "{without}", "--minutes", "{minutes}"),
+            *("--out", "{work}/vendor.jsonl"),
         ),
+        ahead=script(*vendor, "--without", SLOW_FAMILIES, "--compile"),
         dry=script("benchmarks/gpu_vs_vendor.py", "--op", op, "--layers", "3", "--dry-run"),
     )
 
 
+def checked(tool: str, seconds: float, families: str) -> Part:
+    """Families of kernels under a checker; one process, since starting it there takes long.
+
+    Every tensor is an allocation of its own, so that no overrun hides in the next one.
+    """
+    return Part(
+        name=tool,
+        seconds=seconds,
+        command=(
+            *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"),
+            *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+            *("tests/gpu/test_families_gpu.py", "-k", families),
+        ),
+    )
+
+
 def parts() -> list[Part]:
-    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "fusion", "launch", "dispatch")]
+    """The most telling first."""
+    apart, families = "tests/gpu/apart.py", "tests/gpu/test_families_gpu.py"
+    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "launch", "dispatch")]
     whole = ("--whole", ",".join(tests[1:]))
-    memcheck = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1")
-    sanitized = ("-m", "pytest", "-p", "no:cacheprovider", tests[0])
     sweep, wavelet = "benchmarks/sweep_convs.py", "benchmarks/wavelet.py"
     models = "benchmarks/whole_models.py"
+    library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
     return [
         Part(
             name="objects",
-            seconds=40,
+            seconds=25,
             least=0.2,
+            is_repeated=True,
             command=script("benchmarks/objects.py", "unpack", "build/objects.xz"),
             dry=script("benchmarks/objects.py", "--help"),
         ),
         Part(
-            name="tests",
-            seconds=165,
-            command=script("tests/gpu/apart.py", "--minutes", "{minutes}", *whole, tests[0]),
-            beside=script(sweep, "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "5"),
-            dry=script("tests/gpu/apart.py", "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+            name="families",
+            seconds=80,
+            command=script(apart, "--minutes", "{minutes}", "--seconds", "40", families),
+            ahead=script("tests/gpu/family_cases.py", "--jobs", "{jobs}"),
+            dry=script(apart, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
         ),
         Part(
             name="sweep",
-            seconds=660,
+            seconds=600,
             least=0.1,
             command=script(
-                *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", SLOW_FAMILIES)
+                *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", "{without}"),
+                *("--workers", "5", *FEW),
+            ),
+            ahead=script(
+                *(sweep, "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "{jobs}"),
+                *FEW,
             ),
             dry=script(sweep, "{work}/store", "--minutes", "0.3", "--dry-run", "--jobs", "2"),
         ),
         *map(compared, ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")),
         Part(
             name="wavelet",
-            seconds=120,
+            seconds=110,
             least=0.3,
-            command=script(wavelet, "--minutes", "{minutes}", "--out", "{work}/wavelet.jsonl"),
+            command=script(
+                *(wavelet, "--minutes", "{minutes}", "--without", "{without}"),
+                *("--out", "{work}/wavelet.jsonl"),
+            ),
+            ahead=script(wavelet, "--without", SLOW_FAMILIES, "--compile"),
             dry=script(
                 *(wavelet, "--minutes", "0.3", "--out", "{work}/wavelet.jsonl", "--dry-run"),
             ),
         ),
         Part(
+            name="counters",
+            seconds=50,
+            command=script(
+                *("benchmarks/wavelet_counters.py", "{work}/wavelet.jsonl"),
+                *("--minutes", "{minutes}", "--layers", "6"),
+            ),
+            dry=script("benchmarks/wavelet_counters.py", "--help"),
+        ),
+        Part(
+            name="fusion",
+            seconds=60,
+            command=(
+                *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
+                "tests/gpu/test_fusion_gpu.py",
+            ),
+        ),
+        Part(
             name="models",
-            seconds=170,
+            seconds=160,
             command=script(
                 *(models, "--minutes", "{minutes}", "--sides", "fused", "--modes", "eager"),
                 *("--batch", "256", "--out", "{work}/whole_models.jsonl"),
@@ -124,13 +188,41 @@ def parts() -> list[Part]:
                 *("--out", "{work}/whole_models.jsonl"),
             ),
         ),
-        Part(name="cpp", seconds=60, command=script("benchmarks/cpp_dispatch.py")),
         Part(
-            name="memcheck",
-            seconds=80,
-            command=(*memcheck, sys.executable, *sanitized, "-k", "graphs_replay"),
+            name="cpp",
+            seconds=45,
+            command=script(*library),
+            ahead=script(*library, "--compile"),
+        ),
+        checked("memcheck", 70, NEW_FAMILIES),
+        checked("racecheck", 40, "padded or image"),
+        checked("synccheck", 50, NEW_FAMILIES),
+        Part(
+            name="demo",
+            seconds=40,
+            command=(sys.executable, "-m", "tilewise", "demo"),
+            dry=(sys.executable, "-m", "tilewise", "demo", "--help"),
+        ),
+        Part(
+            name="tests",
+            seconds=60,
+            least=0.3,
+            command=script(apart, "--minutes", "{minutes}", *whole, tests[0]),
+            dry=script(apart, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
         ),
     ]
+
+
+def spoilt(log: Path) -> list[str]:
+    """Families that hung where they were tried, or broke the device."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    told = re.split(r"^(hangs|failed): (\S+)\n", text, flags=re.MULTILINE)[1:]
+    found = set()
+    for how, name, said in zip(told[::3], told[1::3], told[2::3], strict=True):
+        tried = re.search(r"\[conv_\w+-(\w+)\]$", name)
+        if tried and (how == "hangs" or "CUDA error" in said):
+            found.add(tried[1])
+    return sorted(found)
 
 
 class Journey:
@@ -149,11 +241,14 @@ class Journey:
 
     def is_over(self, part: Part) -> bool:
         """Whether it ended by itself, or has had its time."""
-        has_ended = self.codes.get(part.name, -1) in (0, 1, 2)
+        if part.is_repeated:
+            return False
+        has_ended = self.codes.get(part.name, -1) in (0, 1)  # 2: it could not begin
         return has_ended or self.left(part) < part.least * part.seconds
 
     def left(self, part: Part) -> float:
-        return part.seconds - self.used.get(part.name, 0.0)
+        used = 0.0 if part.is_repeated else self.used.get(part.name, 0.0)
+        return part.seconds - used
 
     def run(self, part: Part) -> None:
         """The part, or a line that says why not."""
@@ -162,7 +257,11 @@ class Journey:
         if seconds < part.least * part.seconds and not self.is_dry:
             print(f"== {part.name}: {room:.0f} s are too few; next time", flush=True)
             return
-        words = {"work": str(self.work), "minutes": f"{max(0.1, seconds / 60):.2f}"}
+        words = {
+            "work": str(self.work),
+            "minutes": f"{max(0.1, seconds / 60):.2f}",
+            "without": ",".join([SLOW_FAMILIES, *spoilt(self.work / "families.log")]),
+        }
         command = [word.format(**words) for word in (part.dry if self.is_dry else part.command)]
         if not command:
             print(f"== {part.name}: nothing of it runs without a GPU", flush=True)
@@ -179,21 +278,23 @@ class Journey:
         lines = log.read_text(errors="replace").splitlines()[-LINES:]
         print("\n".join(f"   {line[:200]}" for line in lines))
         print(f"== {part.name}: {'ended' if code is None else code} after {took:.0f} s", flush=True)
-        pack(self.work, self.out / "results.tar.gz")
+        pack(self.work, self.out / PACKED)
+
+
+def environment() -> dict[str, str]:
+    """Our own modules come first, and are found whether installed or not."""
+    folders = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, folders))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A process group of its own; what it says is added to `log`."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")]),
-        "PYTHONUNBUFFERED": "1",
-    }
     with log.open("ab") as file:
         return subprocess.Popen(
             list(command),
             cwd=ROOT,
-            env=environment,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -246,18 +347,47 @@ def pack(work: Path, target: Path) -> None:
     part.replace(target)
 
 
+def unpack(packed: Path, work: Path) -> None:
+    """What an earlier call packed, where nothing is there yet."""
+    if packed.is_file() and not (work / "state.json").exists():
+        with tarfile.open(packed) as archive:
+            archive.extractall(work, filter="data")
+
+
+def compile_parts(listed: Sequence[Part], jobs: int) -> int:
+    """The worst exit code; one part's failure is not the next one's.
+
+    The longest comes last: what of it is not ready is compiled beside it, where it runs.
+    """
+    worst = 0
+    for part in sorted(listed, key=lambda part: part.seconds):
+        if part.ahead:
+            command = [word.format(jobs=jobs) for word in part.ahead]
+            print(f"== {part.name}: {' '.join(command[1:])}", flush=True)
+            worst = max(worst, subprocess.run(command, cwd=ROOT, env=environment()).returncode)
+    return worst
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=9.4)
     parser.add_argument("--parts", default="", help="those alone, done or not")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "half_hour")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--from", dest="packed", type=Path, default=ROOT / "build" / PACKED)
+    parser.add_argument("--compile", action="store_true", help="needs no GPU")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     listed = {part.name: part for part in parts()}
     strange = sorted({name for name in args.parts.split(",") if name} - set(listed))
     if strange:
         parser.error(f"--parts has {', '.join(strange)}; there are {', '.join(listed)}")
+    if args.compile:
+        wanted = args.parts.split(",") if args.parts else listed
+        return compile_parts([listed[name] for name in wanted], args.jobs)
+    args.work.mkdir(parents=True, exist_ok=True)
+    unpack(args.packed, args.work)
     out = args.out or Path(os.environ.get("OUT") or args.work / "out")
     os.environ.setdefault("TILEWISE_CACHE_DIR", str(args.work.resolve() / "cache"))
     end = time.monotonic() + 60 * args.minutes
@@ -268,7 +398,7 @@ def main() -> int:
             journey.codes.pop(name, None)
         if not journey.is_over(listed[name]):
             journey.run(listed[name])
-    undone = [name for name, part in listed.items() if not journey.is_over(part)]
+    undone = [n for n, part in listed.items() if not (part.is_repeated or journey.is_over(part))]
     print(f"left: {', '.join(undone) or 'nothing'}")
     return 0
 

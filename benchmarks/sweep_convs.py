@@ -58,8 +58,8 @@ from tilewise.sweep.run import Options, Summary, sweep
 from tilewise.sweep.supervisor import Limits
 
 DRY_KERNELS = 12
-COMPILERS = max(1, (os.cpu_count() or 1) - 6)
-"""Workers and the sweep itself take four cores, and their timings quiet ones."""
+COMPILERS = max(1, (os.cpu_count() or 1) - 8)
+"""Workers and the sweep itself take some four to six cores, and their timings quiet ones."""
 POLICY = "graph,time_ms=1.0,max_repeats=10,rounds=4,max_leaders=5"
 TOLD_S = 15.0
 
@@ -135,7 +135,7 @@ def run(listed: Sequence[Set], args: argparse.Namespace, kind: str) -> Summary:
         engines=tuple(engines),
         policy=policy,
         kind=kind,
-        limits=Limits(timeout_s=10.0, prepare_s=60.0),
+        limits=Limits(timeout_s=6.0, prepare_s=60.0, batch=100),
         jobs=args.jobs,
     )
     gpus = visible_gpus() if kind == "gpu" else []

@@ -3,7 +3,8 @@
 
 usage: python benchmarks/wavelet.py [--ops conv_bwd_weight,conv_fwd,conv_bwd_data] [--batch 8]
                                     [--dtype bf16|fp16] [--most 10] [--others 4] [--minutes M]
-                                    [--out FILE] [--without NAME,...] [--names] [--dry-run]
+                                    [--out FILE] [--without NAME,...] [--names]
+                                    [--compile | --dry-run]
        python benchmarks/wavelet.py --show FILE
 
 RetinaNet on ResNeXt-50 32x4d, images of 800x800: 38 trainable layers, of which layer2.conv1 and
@@ -15,9 +16,10 @@ be fastest, each family having its turn.
 
 Kernels are compiled beside the layers that are measured. Every layer is a line of JSON in --out as
 soon as it is known; layers that are there already are not measured again. --minutes bounds it all.
-A kernel that does not come back ends the run, named; give it to --without and start again.
---show prints the tables of a file. --names adds cuDNN's own kernels. --dry-run puts small layers
-and this CPU in the place of a GPU.
+A kernel that does not come back ends the run, named; give it, or its family, to --without and start
+again. --show prints the tables of a file. --names adds cuDNN's own kernels. --compile only compiles
+what is tried on an H200, with or without one. --dry-run puts small layers and this CPU in the place
+of a GPU.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ from typing import Any
 
 from conv_contest import (
     OPS,
+    Offer,
     Stand,
     compile_pairs,
     contest,
     geomean,
     layer_class,
     least_us,
+    ranker_for,
     shortlist,
     shown,
     vendor_kernels,
@@ -51,11 +55,6 @@ from tilewise.errors import TilewiseError
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.vendor import VendorKernel
 from tilewise.problems.networks import network
-from tilewise.selection.analytic import AnalyticRanker
-from tilewise.selection.choice import Ranker
-from tilewise.selection.models import load_models
-from tilewise.selection.ranker import ModelRanker
-from tilewise.selection.selector import why_foreign
 
 FIRST = ("conv_bwd_weight", "conv_fwd", "conv_bwd_data")
 BATCH = 8
@@ -112,9 +111,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--others", type=int, default=4, help="other kernels tried on a layer")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop then; 0 for no limit")
     parser.add_argument("--out", type=Path, help="where layers are added, a line each")
-    parser.add_argument("--without", default="", help="kernels left out, with commas between them")
+    parser.add_argument("--without", default="", help="kernels or families left out, by commas")
     parser.add_argument("--show", type=Path, help="print the tables of such a file")
     parser.add_argument("--names", action="store_true", help="cuDNN's own kernels, too")
+    parser.add_argument("--compile", action="store_true", help="measures nothing")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     strange = sorted(set(args.ops.split(",")) - set(OPS))
@@ -136,21 +136,13 @@ def is_wavelet(kernel: Kernel) -> bool:
     return int(getattr(kernel, "load_warps", 0)) > 0
 
 
-def ranker_for(op: str, dtype: str, stand: Stand) -> Ranker:
-    """Who says what is worth trying: a shipped model, or the analytic estimate."""
-    for model in load_models(op, stand.arch):
-        if op == model.op and dtype in model.dtypes:
-            return ModelRanker(model)
-    return AnalyticRanker()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A layer with the kernels that are tried on it."""
 
     layer: str
     given: ConvProblem
-    stand: Stand
+    stand: Stand | Offer
     tried: tuple[Kernel, ...]
 
     @property
@@ -161,24 +153,19 @@ class Case:
 def cases(op: str, args: argparse.Namespace) -> Iterator[Case]:
     """The layers of a direction, with the kernels that are worth trying."""
     stand = Stand.dry(op) if args.dry_run else Stand.gpu(op, args.dtype)
-    unwanted = set(args.without.split(","))
-    stand.pool = [kernel for kernel in stand.pool if kernel.name not in unwanted]
+    yield from cases_on(stand, op, args)
+
+
+def cases_on(stand: Any, op: str, args: argparse.Namespace) -> Iterator[Case]:
+    """The same of a stand, or of an offer of kernels that are only compiled."""
+    stand.leave_out(args.without.split(","))
     ranker = ranker_for(op, args.dtype, stand)
     for layer, given in layers(op, args.dtype, args.batch):
         problem = stand.fitted(given)
-        fit: Ranker = AnalyticRanker() if _is_foreign(ranker, problem, stand) else ranker
-        own = shortlist(problem, stand, args.most, is_wavelet, fit)
+        own = shortlist(problem, stand, args.most, is_wavelet, ranker)
         room = args.others + args.most - len(own)
-        others = shortlist(problem, stand, room, lambda k: not is_wavelet(k), fit)
+        others = shortlist(problem, stand, room, lambda k: not is_wavelet(k), ranker)
         yield Case(layer=layer, given=given, stand=stand, tried=(*own, *others))
-
-
-def _is_foreign(ranker: Ranker, problem: ConvProblem, stand: Stand) -> bool:
-    """A dry run's problems are of another dtype than those that a model was sought for."""
-    return (
-        isinstance(ranker, ModelRanker)
-        and why_foreign(ranker.model, problem, stand.arch) is not None
-    )
 
 
 class Compiling:
@@ -243,9 +230,8 @@ def run(case: Case, args: argparse.Namespace) -> Row:
         found = contest(
             problem,
             stand,
-            len(case.tried),
+            case.tried,
             is_rival=is_wavelet,
-            tried=case.tried,
             leaders=LEADERS,
             before=watch.note,
         )
@@ -301,6 +287,15 @@ def rows_of(args: argparse.Namespace, known: Sequence[Row]) -> Iterator[Row]:
         done_now += 1
     took = f"{time.monotonic() - start:.0f} s, {waited:.0f} s of it waiting for compilers"
     print(f"{done_now} of {len(listed)} layers in {took}", file=sys.stderr)
+
+
+def compile_layers(args: argparse.Namespace) -> None:
+    """Compiles for an H200 what is tried there."""
+    for op in args.ops.split(","):
+        listed = list(cases_on(Offer.ahead(op, args.dtype), op, args))
+        pairs = [(kernel, case.problem) for case in listed for kernel in case.tried]
+        if listed:
+            compile_pairs(listed[0].stand, pairs)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -378,6 +373,9 @@ def main() -> int:
     args = arguments()
     if args.show:
         print(tables(read(args.show)))
+        return 0
+    if args.compile:
+        compile_layers(args)
         return 0
     rows = read(args.out) if args.out else []
     try:

@@ -128,23 +128,18 @@ def launch(chosen: Iterable[Pick]) -> None:
     That one, which comes first, parts the launches of one pick from those of the next.
     """
     import torch
+    from conv_contest import Stand, plan
 
-    from tilewise.engines import engines_for, get_engine
-    from tilewise.engines.device import detect
     from tilewise.ops.contract import get_op
     from tilewise.ops.conv.problem import ConvProblem
-    from tilewise.sweep.bench import Policy
-    from tilewise.sweep.bench_cuda import CudaBench
 
-    arch = detect("gpu")
-    op = get_op("conv_fwd")
-    bench = CudaBench(arch, Policy(), {n: get_engine(n) for n in engines_for("gpu", op)})
+    stand: Stand | None = None
     for pick in chosen:
         problem = ConvProblem.from_dict(pick.problem)
-        kernel = get_op(problem.op).kernel_from_name(pick.kernel)
-        plan = bench.plan(kernel, problem)
-        piece = bench.piece(problem)
-        call = plan.bind(piece.operands, piece.out)
+        stand = stand or Stand.gpu(problem.op, problem.dtype)
+        made = plan(get_op(problem.op).kernel_from_name(pick.kernel), problem, stand)
+        piece = stand.bench.piece(problem)
+        call = made.bind(piece.operands, piece.out)
         call()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()

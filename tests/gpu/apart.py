@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+THREADS = "2"
+"""Of the CPU, for each of many at once: references are computed there."""
 PYTEST = (sys.executable, "-m", "pytest", *OPTIONS, f"--rootdir={Path.cwd()}")
 LINES = 25
 """Of what a failed test said."""
@@ -39,7 +41,7 @@ def ended(command: list[str], seconds: float) -> tuple[int | None, str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"},
+        env={"OMP_NUM_THREADS": THREADS, **os.environ, "PYTHONPATH": f"{ROOT / 'src'}"},
     )
     try:
         text = process.communicate(timeout=seconds)[0]

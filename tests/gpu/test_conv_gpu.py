@@ -54,6 +54,12 @@ LAYERS: dict[str, dict[str, Any]] = {
     "large groups": {"c": 256, "k": 128, "g": 2},
     "groups of 4": {"c": 128, "k": 128, "g": 32},
     "groups of 16": {"c": 128, "k": 128, "g": 8, "stride_h": 2, "stride_w": 2},
+    "groups of 12": {"c": 96, "k": 96, "g": 8},
+    "groups of 24": {"c": 192, "k": 144, "g": 6},
+    "strided groups of 40": {"c": 160, "k": 160, "g": 4, "stride_h": 2, "stride_w": 2},
+    "1x1 of groups of 72": {"c": 144, "k": 176, "g": 2, "y": 1, "x": 1, "pad_h": 0, "pad_w": 0},
+    "volume of groups of 24": {"c": 96, "k": 96, "g": 4, "d": 5, "z": 3, "pad_d": 1}
+    | {"h": 9, "w": 13},
     "depthwise": DEPTHWISE,
     "strided depthwise": {**DEPTHWISE, "stride_h": 2, "stride_w": 2},
     "depthwise 7x7": {**DEPTHWISE, "y": 7, "x": 7, "pad_h": 3, "pad_w": 3},

@@ -203,7 +203,7 @@ def test_only_kernels_that_need_it_are_padded(direction: str, name: str) -> None
         larger = aligned(op, kernel, problem)
         if larger != problem:
             assert (problem.g, problem.layout) == (1, "nhwc")
-            families = {"cuda": ("im2col", "rows", "halo"), "triton": ("gemm",)}
+            families = {"cuda": ("im2col", "rows", "halo", "taps"), "triton": ("gemm",)}
             assert kernel.family in families[kernel.engine]
             if op.why_unusable(kernel, larger, H200) is None:
                 served.add(kernel.family)

@@ -7,11 +7,13 @@ import pytest
 from tilewise.core.arch import load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.engines.gpu.nvrtc import compile_cuda
+from tilewise.errors import TensorError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.launch import launch, representative
 from tilewise.ops.conv.problem import ConvProblem
-from tilewise.ops.launch import CudaSource
+from tilewise.ops.conv.strides import default_strides
+from tilewise.ops.launch import CudaSource, TensorMap
 
 ARCH = load_arch("sm_90:H200")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
@@ -71,3 +73,35 @@ def test_a_kernel_can_serve_what_represents_it(direction: str) -> None:
     for kernel in load_pool(op, ARCH, ["cuda"]):
         if getattr(kernel, "family", "") in FAMILIES:
             assert op.why_unusable(kernel, representative(kernel), ARCH) is None, kernel.name
+
+
+def a_kernel_of_each_family(direction: str) -> list[Kernel]:
+    every = load_pool(get_op(f"conv_{direction}"), ARCH, ["cuda"])
+    return list({getattr(kernel, "family", ""): kernel for kernel in every}.values())
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("gap", [0, 1, 4, 8])
+def test_tensors_that_copies_cannot_reach_are_told(direction: str, gap: int) -> None:
+    """With images, or filters, so many elements apart; the driver takes strides of whole chunks.
+
+    A dispatcher takes another kernel, or copies, where it is told by a TensorError.
+    """
+    told = set()
+    for kernel in a_kernel_of_each_family(direction):
+        problem = representative(kernel)
+        usual = default_strides(problem)
+        for at in range(3):
+            strides = [*usual]
+            strides[at] = (usual[at][0] + gap, *usual[at][1:])
+            try:
+                made = launch(kernel, problem, ARCH, strides=tuple(strides), is_aligned=gap > 0)
+            except TensorError:
+                told.add(getattr(kernel, "family", ""))
+                continue
+            for step in made.steps:
+                for argument in getattr(step, "arguments", ()):
+                    if isinstance(argument, TensorMap):
+                        assert not any(size % 16 for size in argument.strides), kernel.name
+    families = {getattr(kernel, "family", "") for kernel in a_kernel_of_each_family(direction)}
+    assert (told == families) if gap == 0 else bool(told) == (gap < 8)

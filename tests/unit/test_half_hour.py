@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tilewise.core.arch import load_arch
 from tilewise.engines.contract import Resources
 from tilewise.engines.gpu.object_cache import cached, is_kept
 from tilewise.engines.gpu.objects import GpuObject
@@ -116,6 +117,16 @@ def test_a_part_waits_for_a_call_that_has_time_for_it(tmp_path: Path) -> None:
     assert not held.is_over(part) and not held.codes
 
 
+def test_a_part_that_could_not_begin_is_tried_again(tmp_path: Path) -> None:
+    """As the counters are, where the wavelets that they look at had no time yet."""
+    half_hour, held = journey(tmp_path)
+    refuses = half_hour.Part(
+        name="refuses", seconds=60, command=(sys.executable, "-c", "raise SystemExit(2)")
+    )
+    held.run(refuses)
+    assert held.codes == {"refuses": 2} and not held.is_over(refuses)
+
+
 def test_what_can_be_carried_on_is_until_its_time_is_used(tmp_path: Path) -> None:
     half_hour, held = journey(tmp_path)
     part = half_hour.Part(name="sweep", seconds=660, least=0.1, command=SLEEPS)
@@ -128,10 +139,11 @@ def test_what_can_be_carried_on_is_until_its_time_is_used(tmp_path: Path) -> Non
 def test_all_parts_name_commands_that_there_are() -> None:
     half_hour = importlib.import_module("half_hour")
     for part in half_hour.parts():
-        for command in filter(None, (part.command, part.dry, part.beside)):
+        for command in filter(None, (part.command, part.dry, part.beside, part.ahead)):
             ours = [word for word in command if word.startswith(str(ROOT)) and ".venv" not in word]
             assert all(Path(word).is_file() for word in ours), part.name
-            assert all("{" not in w.format(work="w", minutes="1") for w in command)
+            words = {"work": "w", "minutes": "1", "without": "none", "jobs": "2"}
+            assert all("{" not in word.format(**words) for word in command)
     assert sum(part.seconds for part in half_hour.parts()) <= 28 * 60
 
 
@@ -153,3 +165,47 @@ def test_tests_run_apart(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stdout.splitlines()[-1] == "1 failed, 1 hangs, 1 passed", ended.stdout
     assert "assert not" in ended.stdout
+
+
+def test_families_that_hang_or_break_the_device_are_left_out(tmp_path: Path) -> None:
+    half_hour, held = journey(tmp_path)
+    test = "tests/gpu/test_families_gpu.py::test_family"
+    (held.work / "families.log").write_text(
+        f"hangs: {test}[conv_fwd-taps]\nstarting\n"
+        f"failed: {test}[conv_bwd_data-im2col]\nE  dense: errors 2e-1, 3e-1\n"
+        f"failed: {test}[conv_bwd_weight-padded]\nE  AcceleratorError: CUDA error: misaligned\n"
+        "1 hangs, 2 failed, 12 passed\n"
+    )
+    assert half_hour.spoilt(held.work / "families.log") == ["padded", "taps"]
+    says = ("import sys", "print(*sys.argv[1:])")
+    part = half_hour.Part(
+        name="says", seconds=60, command=(sys.executable, "-c", "; ".join(says), "{without}")
+    )
+    held.run(part)
+    assert (held.work / "says.log").read_text().strip().endswith("direct,padded,taps")
+
+
+def test_what_an_earlier_call_packed_is_carried_on(tmp_path: Path) -> None:
+    half_hour, held = journey(tmp_path)
+    held.run(half_hour.Part(name="says", seconds=60, command=(sys.executable, "-c", "print(42)")))
+    there = tmp_path / "there"
+    there.mkdir()
+    half_hour.unpack(held.out / "results.tar.gz", there)
+    again = half_hour.Journey(there, held.out, 0.0, is_dry=False)
+    assert again.codes == {"says": 0} and "42" in (there / "says.log").read_text()
+    (there / "says.log").write_text("newer")
+    half_hour.unpack(held.out / "results.tar.gz", there)
+    assert (there / "says.log").read_text() == "newer"
+
+
+def test_every_family_is_tried_on_layers_that_it_serves() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests/gpu"))
+        family_cases = importlib.import_module("family_cases")
+    arch = load_arch("sm_90:H200")
+    found = {pair: list(family_cases.cases(*pair, arch)) for pair in family_cases.families()}
+    assert len(found) > 30 and all(found.values())
+    ragged = [problem for _, problem, _ in found["conv_bwd_data", "ragged"]]
+    assert any(p.ndim == 3 for p in ragged) and any((p.c // p.g) % 16 for p in ragged)
+    walking = [k for _, _, kernels in found["conv_bwd_weight", "im2col"] for k in kernels]
+    assert {kernel.persistent for kernel in walking} == {False, True}

@@ -92,8 +92,7 @@ def test_a_selector_sees_who_loads(op: str) -> None:
 
 def stand() -> Any:
     """An H200 that is not there, for what is decided before a launch."""
-    pool = [k for k in pool_of("conv_bwd_weight") if getattr(k, "dtype", "") == "bf16"]
-    return Namespace(arch=H200, pool=pool, is_dry=False, fitted=lambda given: given)
+    return conv_contest.Offer.ahead("conv_bwd_weight", "bf16")
 
 
 def args(**more: Any) -> Namespace:
@@ -104,9 +103,10 @@ def args(**more: Any) -> Namespace:
 
 def test_both_sides_and_every_family_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wavelet.Stand, "gpu", lambda op, dtype: stand())
-    monkeypatch.setattr(wavelet, "ranker_for", lambda *_: wavelet.AnalyticRanker())
+    monkeypatch.setattr(wavelet, "ranker_for", lambda *_: conv_contest.AnalyticRanker())
     without = stand().pool[0].name
-    cases = list(wavelet.cases("conv_bwd_weight", args(without=without)))
+    cases = list(wavelet.cases("conv_bwd_weight", args(without=f"{without},implicit")))
+    assert not any(getattr(k, "family", "") == "implicit" for c in cases for k in c.tried)
     assert len(cases) == 37 and sum(case.layer in wavelet.TWINS for case in cases) == 1
     for case in cases:
         own = [k for k in case.tried if wavelet.is_wavelet(k)]
@@ -114,7 +114,7 @@ def test_both_sides_and_every_family_are_tried(monkeypatch: pytest.MonkeyPatch) 
         why = get_op(case.given.op).why_unusable
         legal = [k for k in stand().pool if why(k, case.given, H200) is None]
         for side in (True, False):
-            families = {k.family for k in legal if wavelet.is_wavelet(k) == side}
+            families = {k.family for k in legal if wavelet.is_wavelet(k) == side} - {"implicit"}
             assert {k.family for k in case.tried if wavelet.is_wavelet(k) == side} == families
         assert without not in {k.name for k in case.tried}
 
@@ -216,11 +216,9 @@ def test_a_side_that_is_slower_is_timed_in_turn_too(monkeypatch: pytest.MonkeyPa
     made = conv_contest.Stand.dry("conv_fwd")
     p = made.fitted(problem("conv_fwd", LAYER))
     tried = conv_contest.shortlist(p, made, 6)
-    alone = conv_contest.contest(p, made, 6, tried=tried, leaders=1)
+    alone = conv_contest.contest(p, made, tried, leaders=1)
     slower = min(set(alone.screened_us) - set(alone.times_us))
-    found = conv_contest.contest(
-        p, made, 6, is_rival=lambda k: k.name == slower, tried=tried, leaders=1
-    )
+    found = conv_contest.contest(p, made, tried, is_rival=lambda k: k.name == slower, leaders=1)
     assert len(alone.times_us) == 2 and len(found.times_us) == 3
 
 

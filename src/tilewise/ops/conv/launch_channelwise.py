@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.arch import Arch
-from tilewise.errors import KernelError
+from tilewise.errors import TensorError
 from tilewise.ops.conv.epilogue import OUT, SECOND, Epilogue
 from tilewise.ops.conv.kernels.channelwise import CHANNELS, ChannelwiseConvKernel, smem_bytes
 from tilewise.ops.conv.patches import (
@@ -33,9 +33,9 @@ def launch_channelwise(
     epilogue: Epilogue,
 ) -> Launch:
     """One step over pixels; for the filter's gradient slices and a second step that adds them."""
-    x, y = images(problem, strides, is_aligned, chunk_bytes=4)
+    x, y = images(problem, strides, is_aligned, chunks=(4, 4))
     if any(image.pitch % 2 for image in (x, y)):
-        raise KernelError("channels are read two by two; images must lie an even number apart")
+        raise TensorError("channels are read two by two; images must lie an even number apart")
     if kernel.is_weight:
         return _weight(kernel, problem, arch, x, y, outer_pitches(problem, strides)[OUT])
     source, target = (y, x) if problem.direction == "bwd_data" else (x, y)

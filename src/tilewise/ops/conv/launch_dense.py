@@ -54,8 +54,8 @@ def launch_dense(
     """One step for each parity of the pixels, and one more where the reduction is cut."""
     if kernel.is_weight:
         return launch_wgrad(kernel, problem, arch, strides, is_aligned)
-    check_aligned(kernel, is_aligned)
     outer = outer_pitches(problem, strides)
+    check_aligned(kernel, is_aligned, outer)
     return join(Part(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))
 
 

@@ -43,8 +43,8 @@ def launch_halo(
     epilogue: Epilogue,
 ) -> Launch:
     """One step for each parity of the pixels, or the product over pixels of a filter's gradient."""
-    check_aligned(kernel, is_aligned)
     outer = outer_pitches(problem, strides)
+    check_aligned(kernel, is_aligned, outer)
     if kernel.is_weight:
         return _gradient(kernel, problem, arch, outer)
     return join(HaloPart(kernel, problem, arch, outer, epilogue, walk) for walk in walks(problem))

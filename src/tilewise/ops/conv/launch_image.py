@@ -32,7 +32,7 @@ def launch_image(
 ) -> Launch:
     """One step over all periods of the image."""
     p = problem
-    x, y = images(p, strides, is_aligned, chunk_bytes=2)
+    x, y = images(p, strides, is_aligned, chunks=(2, 16))
     (corner_h, places_h), (corner_w, places_w) = corners(p, "h"), corners(p, "w")
     tiles_w, tiles_h = -(-places_w // kernel.tile_w), -(-places_h // kernel.tile_h)
     tiles = p.n * tiles_h * tiles_w

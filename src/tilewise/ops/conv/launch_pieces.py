@@ -16,8 +16,8 @@ from tilewise.ops.conv.epilogue import (
     Epilogue,
 )
 from tilewise.ops.conv.kernels.dense import DenseConvKernel
-from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES
-from tilewise.ops.conv.patches import finishing, finishing_pointers
+from tilewise.ops.conv.kernels.dense_rules import ROW_BYTES, chunk
+from tilewise.ops.conv.patches import Outer, finishing, finishing_pointers
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.conv.usual import usual_layer
 from tilewise.ops.conv.walk import DIMS, Walk, source_sizes
@@ -30,11 +30,18 @@ WIDE = ("result_", "image_stride", "filter_stride", "dy_stride", "slice_")
 """How the names of 64-bit arguments begin."""
 
 
-def check_aligned(kernel: DenseConvKernel, is_aligned: bool) -> None:
+def check_aligned(kernel: DenseConvKernel, is_aligned: bool, outer: Outer) -> None:
+    """Raises where copies cannot reach a tensor; gathering ones are shorter where they must be."""
     if not is_aligned:
         raise TensorError(
             f"{kernel.name} copies 16 bytes at a time, but an address is no multiple of 16; "
             "give tensors that begin at one"
+        )
+    far = next((step for step in outer[:2] if step % chunk(kernel)), None)
+    if kernel.family != "gather" and far is not None:
+        raise TensorError(
+            f"{kernel.name} copies 16 bytes at a time, but images or filters lie {far} elements "
+            f"apart; give tensors where it is a multiple of {chunk(kernel)}"
         )
 
 

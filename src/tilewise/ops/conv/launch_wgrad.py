@@ -36,9 +36,9 @@ def launch_wgrad(
     is_aligned: bool,
 ) -> Launch:
     """The product over pixels, and the sum of its slices where they are cut."""
-    check_aligned(kernel, is_aligned)
     k, p = kernel, problem
     outer = outer_pitches(p, strides)
+    check_aligned(k, is_aligned, outer)
     tiles = -(-(p.k // p.g) // k.tile_m) * -(-_columns(k, p) // k.tile_n) * p.g
     steps = -(-p.out_pixels // PANEL)
     if k.persistent:

@@ -7,7 +7,7 @@ from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import KernelError
+from tilewise.errors import KernelError, TensorError
 from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.conv.epilogue import BIAS, OUT, RESIDUAL, Epilogue
 from tilewise.ops.conv.problem import ConvProblem, shapes
@@ -80,18 +80,18 @@ def images(
     problem: ConvProblem,
     strides: tuple[Strides, Strides, Strides],
     is_aligned: bool,
-    chunk_bytes: int = 16,
+    chunks: tuple[int, int] = (16, 16),
 ) -> tuple[Image, Image]:
     """The forward input and output, wherever the call has them; read by chunks of so many bytes."""
     p = problem
     if not is_aligned:
-        raise KernelError("an address is no multiple of 16 bytes; give tensors that begin at one")
+        raise TensorError("an address is no multiple of 16 bytes; give tensors that begin at one")
     pitches = outer_pitches(problem, strides)
     x_at, y_at = {"fwd": (0, 2), "bwd_data": (2, 0), "bwd_weight": (0, 1)}[p.direction]
-    for at in (x_at, y_at):
-        if pitches[at] * element(p.dtype).bytes % chunk_bytes:
-            raise KernelError(
-                f"images lie {pitches[at]} elements apart; they are read by {chunk_bytes} bytes"
+    for at, chunk in zip((x_at, y_at), chunks, strict=True):
+        if pitches[at] * element(p.dtype).bytes % chunk:
+            raise TensorError(
+                f"images lie {pitches[at]} elements apart; they are read by {chunk} bytes"
             )
     x = Image(
         tensor=x_at,
