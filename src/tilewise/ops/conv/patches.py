@@ -7,7 +7,7 @@ from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
-from tilewise.errors import KernelError, TensorError
+from tilewise.errors import TensorError
 from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.conv.epilogue import BIAS, OUT, RESIDUAL, Epilogue
 from tilewise.ops.conv.problem import ConvProblem, shapes
