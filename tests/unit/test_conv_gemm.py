@@ -26,7 +26,7 @@ from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.features import FEATURES
-from tilewise.ops.conv.kernels import gemm
+from tilewise.ops.conv.kernels.directed import OPS
 from tilewise.ops.conv.kernels.gemm import GemmConvKernel, product_kernel, why_unusable
 from tilewise.ops.conv.launch import launch, representative, strides_of, why_unfused
 from tilewise.ops.conv.problem import ConvProblem, padded
@@ -327,7 +327,7 @@ def test_results_agree_with_float64() -> None:
     pytest.importorskip("triton")
     found = _interpreted()
     seen = Counter(tuple(row["kernel"].split("_triton_gemm_")) for row in found)
-    assert {op for op, _ in seen} == set(gemm.OPS) and len(found) > 150
+    assert {op for op, _ in seen} == set(OPS) and len(found) > 150
     assert {name.split("_")[0] for _, name in seen} == {
         *("pointer", "splitk", "streamk", "skinny", "smallk")
     }
@@ -336,7 +336,7 @@ def test_results_agree_with_float64() -> None:
 
 def one_of_each() -> list[Any]:
     """A kernel of each direction and family of products, and the architectures it is for."""
-    found = {(k.op, k.product): k for op in gemm.OPS for k in pool(op)}
+    found = {(k.op, k.product): k for op in OPS for k in pool(op)}
     every = [(k, "sm_90") for k in found.values()]
     return every + [(k, "gfx942") for k in found.values() if k in pool(k.op, "gfx942")]
 

@@ -106,8 +106,15 @@ class Chooser:
 
     def why_not(self, kernel: Kernel, problem: Problem, deterministic: bool) -> str | None:
         """Why a kernel cannot serve, padded where it needs that, or None."""
+        other = simpler(self.registry.op, problem)
+        return self._why_not(kernel, problem, other, deterministic)
+
+    def _why_not(
+        self, kernel: Kernel, problem: Problem, other: Problem, deterministic: bool
+    ) -> str | None:
+        """The same, told the problem in its simplest shapes."""
         op, arch = self.registry.op, self.registry.arch
-        if reshaped_for(op, kernel, problem, arch) is None:
+        if not self._is_reshaped(kernel, problem, other):
             why = op.why_unusable(kernel, aligned(op, kernel, problem), arch)
             if why is not None:
                 return why
@@ -122,7 +129,7 @@ class Chooser:
 
     def vendor_us(self, problem: Problem, library: str) -> float | None:
         """How long the vendor's routine is expected to take; None where nobody measured it."""
-        ranker, problem, _ = self._asked(problem)
+        ranker, problem, _ = self._asked(problem, simpler(self.registry.op, problem))
         kernels = self._pool(problem.dtype).kernels
         for place, kernel in enumerate(kernels):
             if kernel.engine == "vendor" and getattr(kernel, "library", "") == library:
@@ -156,8 +163,9 @@ class Chooser:
         return pool
 
     def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:
-        ranker, seen, notes = self._asked(problem)
-        ranking = Ranking(self._walk(problem, seen, ranker, deterministic))
+        other = simpler(self.registry.op, problem)
+        ranker, seen, notes = self._asked(problem, other)
+        ranking = Ranking(self._walk(problem, other, seen, ranker, deterministic))
         if not ranking:
             return None
         reason = f"the fastest by the {ranker.path} ranking"  # of how many is counted when asked
@@ -165,8 +173,7 @@ class Chooser:
         if place:
             ranking.promote(place)
             notes.append(f"of kernels that tie, {taken}")
-        other = reshaped_for(self.registry.op, ranking[0].kernel, problem, self.registry.arch)
-        if other is not None:
+        if self._is_reshaped(ranking[0].kernel, problem, other):
             notes.append(f"its tensors are read as those of {differing(other, problem)}")
         if (caveat := ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
@@ -179,16 +186,20 @@ class Chooser:
             rejected=ranking.rejected,
         )
 
-    def _asked(self, problem: Problem) -> tuple[Ranker, Problem, list[str]]:
+    def _is_reshaped(self, kernel: Kernel, problem: Problem, other: Problem) -> bool:
+        """Whether a kernel serves a problem in its simplest shapes, `other`."""
+        op, arch = self.registry.op, self.registry.arch
+        return other is not problem and reshaped_for(op, kernel, problem, arch) is not None
+
+    def _asked(self, problem: Problem, other: Problem) -> tuple[Ranker, Problem, list[str]]:
         """The first ranker that knows a problem in its simplest shapes or as it is, and in which.
 
         Last, why those before it do not; the last of all knows everything.
         """
         notes: list[str] = []
         *others, last = self.rankers
-        other = simpler(self.registry.op, problem)
         for ranker in others:
-            for seen in dict.fromkeys((other, problem)):
+            for seen in (problem,) if other is problem else (other, problem):
                 why = ranker.why_unfit(seen, self.registry.arch)
                 if why is None:
                     return ranker, seen, notes
@@ -196,23 +207,23 @@ class Chooser:
         return last, other, notes
 
     def _walk(
-        self, problem: Problem, seen: Problem, ranker: Ranker, deterministic: bool
+        self, problem: Problem, other: Problem, seen: Problem, ranker: Ranker, deterministic: bool
     ) -> Iterator[Ranked | tuple[str, str]]:
         """Every kernel in order: ranked, or with the reason that it cannot serve."""
         pool = self._pool(problem.dtype)
         flops = problem.flops
-        for place, us in self._ordered(problem, seen, pool, ranker):
+        for place, us in self._ordered(problem, other, seen, pool, ranker):
             kernel = pool.kernels[place]
-            why = self.why_not(kernel, problem, deterministic)
+            why = self._why_not(kernel, problem, other, deterministic)
             yield (kernel.name, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
         known = set(pool.kernels)
         for kernel in self.registry.kernels:
             if kernel not in known:
-                why = self.why_not(kernel, problem, deterministic)
+                why = self._why_not(kernel, problem, other, deterministic)
                 yield (kernel.name, why) if why is not None else Ranked(kernel, inf, 0.0)
 
     def _ordered(
-        self, problem: Problem, seen: Problem, pool: Pool, ranker: Ranker
+        self, problem: Problem, other: Problem, seen: Problem, pool: Pool, ranker: Ranker
     ) -> Iterator[tuple[int, float]]:
         """Places and times, priorities first; copies for padding are charged on the way.
 
@@ -223,35 +234,33 @@ class Chooser:
         """
         copies_us = pool.copies.us(problem)
         told = set()
-        other = simpler(self.registry.op, problem)
-        can_lead = other == problem and len(pool.kernels) > FEW and not pool.has_priorities
+        can_lead = other is problem and len(pool.kernels) > FEW and not pool.has_priorities
         can_lead = can_lead and not copies_us.any()
         for place, us in self._leaders(problem, pool, ranker) if can_lead else ():
             told.add(place)
             yield place, us
         times = ranker.predict_us(seen, pool.kernels, self.registry.arch)
-        if other != problem:
-            is_reshaped = self._reshaped(problem, pool)
+        if other is not problem:
+            is_reshaped = self._reshaped(problem, other, pool)
             copies_us.spare(is_reshaped.tolist())
-            if seen != problem:
+            if seen is not problem:
                 times = self._as_served(times, problem, pool, ranker, is_reshaped)
         is_last = np.zeros(len(times), bool)
         for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
-        keys = (
-            (int(pool.priority[at]), bool(is_last[at]), float(times[at]), at)
-            for at in map(int, order)
-            if at not in told
-        )
+        left = (at for at in map(int, order) if at not in told)
+        if copies_us.are_none:
+            yield from ((at, float(times[at])) for at in left)
+            return
+        keys = ((int(pool.priority[at]), bool(is_last[at]), float(times[at]), at) for at in left)
         for _, _, us, place in _charged(keys, copies_us):
             yield place, us
 
-    def _reshaped(self, problem: Problem, pool: Pool) -> NDArray[np.bool_]:
-        """Which kernels serve a problem in its simpler shapes."""
-        op, arch = self.registry.op, self.registry.arch
-        found = (reshaped_for(op, kernel, problem, arch) is not None for kernel in pool.kernels)
+    def _reshaped(self, problem: Problem, other: Problem, pool: Pool) -> NDArray[np.bool_]:
+        """Which kernels serve a problem in its simplest shapes."""
+        found = (self._is_reshaped(kernel, problem, other) for kernel in pool.kernels)
         return np.fromiter(found, bool, len(pool.kernels))
 
     def _as_served(

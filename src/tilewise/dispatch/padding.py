@@ -76,9 +76,16 @@ class CopyCosts:
         self._spared = which
 
     def __getitem__(self, place: int) -> float:
-        if len(self._spared) and self._spared[place]:
+        if self._spared and self._spared[place]:
             return 0.0
-        return self._of(self._which[place])
+        example = self._which[place]
+        known = self._known[example]
+        return self._of(example) if known is None else known
+
+    @property
+    def are_none(self) -> bool:
+        """Whether kernels are all alike, and need no copies; where they differ, nobody looked."""
+        return len(self._examples) == 1 and not self._of(0)
 
     def any(self) -> bool:
         """Whether some kernel needs copies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -20,7 +21,16 @@ from tilewise.ops.vendor import VendorKernel
 
 def simpler(op: Op, problem: Problem) -> Problem:
     """The same work on the same memory in its simplest shapes; often the problem itself."""
-    return problem if op.reshaped is None else op.reshaped(problem)
+    if op.reshaped is None:
+        return problem
+    other = _reshaped(op.reshaped, problem)
+    return problem if other == problem else other
+
+
+@lru_cache(maxsize=1024)
+def _reshaped(reshape: Callable[[Problem], Problem], problem: Problem) -> Problem:
+    """Worked out once, though a selection asks for every kernel that it looks at."""
+    return reshape(problem)
 
 
 def reshaped_for(op: Op, kernel: Kernel, problem: Problem, arch: Arch) -> Problem | None:
@@ -29,7 +39,7 @@ def reshaped_for(op: Op, kernel: Kernel, problem: Problem, arch: Arch) -> Proble
     Vendors take calls as they are.
     """
     other = simpler(op, problem)
-    if other == problem or isinstance(kernel, VendorKernel):
+    if other is problem or isinstance(kernel, VendorKernel):
         return None
     return other if op.why_unusable(kernel, other, arch) is None else None
 

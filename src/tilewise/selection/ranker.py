@@ -79,9 +79,11 @@ class ModelRanker:
 
     def caveat(self, arch: Arch) -> str | None:
         """How the device differs from the one that the model learned from, or None."""
-        if arch not in self._caveats:
-            self._caveats[arch] = caveat(self.model, arch)
-        return self._caveats[arch]
+        try:
+            return self._caveats[arch]
+        except KeyError:
+            found = self._caveats[arch] = caveat(self.model, arch)
+            return found
 
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the model was trained on the vendor's times."""

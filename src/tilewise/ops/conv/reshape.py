@@ -19,7 +19,7 @@ DIMS = (("w", "x"), ("h", "y"), ("d", "z"))
 def reshaped(problem: ConvProblem) -> ConvProblem:
     """The convolution of fewer taps that is the same on the same memory; often the problem."""
     p = problem
-    if p.g > 1 or p.taps == 1 or p.is_empty:
+    if p.g > 1 or p.taps == 1 or not _is_side_by_side(p, "w", "x") or p.is_empty:
         return p
     if all(_is_whole(p, dim, taps) for dim, taps in DIMS):
         return _product(p)  # whatever the layout: images and filters are rows of one order

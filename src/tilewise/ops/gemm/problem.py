@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar
 
 from tilewise.core.dtypes import OPERAND_DTYPES, dtype
@@ -91,9 +92,12 @@ def padded(problem: GemmProblem, alignment: tuple[int, ...]) -> GemmProblem:
 
 def storage(problem: GemmProblem) -> tuple[Storage, ...]:
     """Rows or columns are packed; any distance may lie between them and between batches."""
-    batch = (0,) if problem.batch != 1 else ()
+    return _storage(problem.layout, bool(problem.batch != 1))
+
+
+@cache
+def _storage(layout: str, is_batched: bool) -> tuple[Storage, ...]:
+    batch = (0,) if is_batched else ()
     rows, columns = len(batch), len(batch) + 1
     row_major, column_major = (*batch, rows, columns), (*batch, columns, rows)
-    return tuple(
-        Storage(row_major if order == "r" else column_major, dense=1) for order in problem.layout
-    )
+    return tuple(Storage(row_major if order == "r" else column_major, dense=1) for order in layout)
