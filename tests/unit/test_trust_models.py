@@ -100,7 +100,13 @@ def flipped(folder: Path, name: str) -> None:
     (folder / name).write_bytes(body)
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "oof.parquet", "folds.json", "rank.txt.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("metrics.json", "oof.parquet", "folds.json", "rank.txt.gz"),
+        *("model.json.gz", "numbers.gz", "feature_spec.json"),
+    ],
+)
 def test_every_file_is_checked_when_it_is_read(
     small_data: Dataset, small_model: Path, tmp_path: Path, name: str
 ) -> None:
