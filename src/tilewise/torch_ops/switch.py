@@ -214,7 +214,7 @@ def patch(model: AnyModule, *, always: bool = False, fuse: bool = False) -> AnyM
     With `fuse`, layers that follow each other are served as one: BatchNorm, additions and
     activations after convolutions, activations after linear layers. They are found by tracing the
     forward passes of the model's modules, one by one; what these decide by anything but their
-    inputs and `training` is decided then. Modules that cannot be traced stay as they are.
+    inputs and what the modules hold is decided then. Modules that cannot be traced stay as they are.
     """
     for module in _modules(model):
         other = OURS.get(type(module))
