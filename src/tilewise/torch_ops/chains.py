@@ -350,13 +350,7 @@ def _may_wait(nodes: Sequence[fx.Node], last: fx.Node, order: dict[fx.Node, int]
 
 def _memory_of(node: fx.Node) -> set[fx.Node]:
     """What a node reads and may overwrite."""
-    return {_first_there(read) for read in node.all_input_nodes}
-
-
-def _first_there(node: fx.Node) -> fx.Node:
-    while node.meta[_MEMORY] is not node:
-        node = node.meta[_MEMORY]
-    return node
+    return {read.meta[_MEMORY] for read in node.all_input_nodes}
 
 
 def _mark_memory(owner: nn.Module, graph: fx.Graph) -> None:
@@ -368,7 +362,16 @@ def _mark_memory(owner: nn.Module, graph: fx.Graph) -> None:
         if node.op in ("placeholder", "get_attr"):
             shares = [named.setdefault(str(node.target) * (node.op == "get_attr"), node)]
         for other in shares:
-            _first_there(other).meta[_MEMORY] = node
+            _last_known(other).meta[_MEMORY] = node
+    for node in reversed(graph.nodes):
+        node.meta[_MEMORY] = _last_known(node)
+
+
+def _last_known(node: fx.Node) -> fx.Node:
+    """The last node that is known to share a node's memory, or the one that stands for these."""
+    while node.meta[_MEMORY] is not node:
+        node = node.meta[_MEMORY]
+    return node
 
 
 def _is_new(owner: nn.Module, node: fx.Node) -> bool:
@@ -461,11 +464,16 @@ def _settings(module: nn.Module) -> tuple[str, ...]:
     """Which of a fused module's numbers and words its own forward pass may read."""
     kind, asked = type(module), [FORWARD]
     for name in asked:  # methods that it calls are looked at, too
-        code = getattr(inspect.unwrap(getattr(kind, name, None)), "__code__", None)
+        method: Any = getattr(kind, name, None)
+        code = getattr(inspect.unwrap(method), "__code__", None)
         asked += [one for one in getattr(code, "co_names", ()) if one not in asked]
-    own = {*module.__dict__, *dir(kind)} - {"training", "__doc__"}
-    held = {one: getattr(module, one, None) for one in asked if one in own}
-    return tuple(one for one, value in held.items() if type(value) in _SCALARS)
+    held = vars(module)
+    found = [one for one in asked if one in held or hasattr(kind, one)]
+    return tuple(
+        one
+        for one in found
+        if type(held.get(one, getattr(kind, one, None))) in _SCALARS and one != "training"
+    )
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:

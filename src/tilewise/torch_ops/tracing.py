@@ -132,7 +132,7 @@ def _changed(owner: nn.Module, before: dict[str, Any]) -> bool:
         del owner.__dict__[name]
         found = True
     for name, was in before.items():
-        now = owner.__dict__.get(name)
+        now: Any = owner.__dict__.get(name)
         if type(was) in _HOLD and type(now) is type(was):
             if _entries(now) != _entries(was):
                 now.clear()
