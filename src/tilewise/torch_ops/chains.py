@@ -369,8 +369,9 @@ def _mark_memory(owner: nn.Module, graph: fx.Graph) -> None:
 
 def _last_known(node: fx.Node) -> fx.Node:
     """The last node that is known to share a node's memory, or the one that stands for these."""
-    while node.meta[_MEMORY] is not node:
-        node = node.meta[_MEMORY]
+    following: fx.Node = node.meta[_MEMORY]
+    while following is not node:
+        node, following = following, following.meta[_MEMORY]
     return node
 
 
