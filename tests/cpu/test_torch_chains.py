@@ -200,6 +200,11 @@ def not_in_half(self: Any, x: Tensor) -> Any:
         return self.relu(self.conv(x))
 
 
+def unpacked(self: Any, x: Tensor) -> Any:
+    y, z = x.chunk(2)
+    return self.relu(self.conv(y)) + z
+
+
 def branching(self: Any, x: Tensor) -> Any:
     return self.relu(self.bn(self.conv(x))) if x.sum() > 0 else x
 
@@ -233,6 +238,7 @@ def branching(self: Any, x: Tensor) -> Any:
         (overwritten, []),
         (other_way, ["none"]),
         (branching, []),
+        (unpacked, ["relu"]),
         (viewed, []),
         (looked_at_first, ["silu"]),
         (added_to_its_input, []),

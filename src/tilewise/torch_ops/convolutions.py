@@ -166,7 +166,10 @@ def _first(
         return leave(why or "tensors without memory of their own", own, *tensors)
     one, two = tensors[:2]
     if direction == "fwd":
-        check(one.dim() - 2, one, two, tensors[2] if after.bias else None, None, layer)
+        bias = tensors[2] if after.bias else None
+        check(one.dim() - 2, one, two, bias, None, layer)
+        if bias is not None and bias.dtype != one.dtype:
+            raise TensorError(f"bias is {bias.dtype} and x is {one.dtype}; convert one of them")
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
     problem = _problem(direction, one, x, w, layer)
@@ -254,7 +257,7 @@ def _sum_channels(result: Tensor, sums: Tensor) -> None:
 def check(
     rank: int, x: Tensor, w: Tensor, bias: Tensor | None, residual: Tensor | None, layer: Layer
 ) -> None:
-    """Raises where shapes, or the bias's type, do not go together."""
+    """Raises where shapes do not go together."""
     if x.dim() != rank + 2 or w.dim() != rank + 2:
         raise TensorError(
             f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; conv{rank}d takes {rank + 2} "
@@ -263,8 +266,6 @@ def check(
     check_groups(x.shape[1], w.shape[1], layer[-1])
     if bias is not None and tuple(bias.shape) != (w.shape[0],):
         raise TensorError(f"bias has shape {tuple(bias.shape)}; it must be ({w.shape[0]},)")
-    if bias is not None and bias.dtype != x.dtype:
-        raise TensorError(f"bias is {bias.dtype} and x is {x.dtype}; convert one of them")
     if residual is not None:
         shape = result_shape(x.shape, w.shape, layer)
         if tuple(residual.shape) != shape:

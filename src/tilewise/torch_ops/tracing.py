@@ -7,6 +7,7 @@ way, or is not the same twice stays as it is.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import operator
 from collections import OrderedDict
@@ -69,6 +70,9 @@ class _Alone(fx.Tracer):
     def trace_alone(self, module: nn.Module) -> fx.Graph:
         """The graph of a pass that keeps nothing of what it computes."""
         graph = self.trace(module)
+        for generation in (1, 2):  # unpacking leaves frames that hold themselves
+            if len(self._values):
+                gc.collect(generation)
         if len(self._values):
             raise _UnlikeError("something that was computed is kept")
         return graph
