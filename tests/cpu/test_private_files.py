@@ -6,12 +6,13 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tilewise.core.plain_files import open_plain, read_plain
-from tilewise.engines.toolchain import Unit, compile_units, load
-from tilewise.errors import BuildError
+from tilewise.engines.toolchain import Unit, compile_units, load, private_folder
+from tilewise.errors import BuildError, MachineError
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import read_problems
 from tilewise.selection import unfamiliar
@@ -98,6 +99,30 @@ def test_what_is_loaded_was_hashed(cache: Path) -> None:
     first.write_bytes(second.read_bytes())
     with pytest.raises(BuildError, match="not what was compiled"):
         load(first, "tw_answer")
+
+
+def test_what_takes_a_librarys_place_while_it_is_loaded_is_not_loaded(cache: Path) -> None:
+    first, second = built(1), built(2)
+    other = second.read_bytes()
+
+    def swapped(path: str) -> ctypes.CDLL:
+        first.unlink()
+        first.write_bytes(other)
+        return ctypes.CDLL(path)
+
+    kind: Any = swapped
+    assert load(first, "tw_answer", kind=kind).tw_answer() == 1
+
+
+def test_what_others_own_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, other = built(1), os.getuid() + 1
+    read_plain(library, is_private=True)
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(PermissionError, match="another user"):
+        read_plain(library, is_private=True)
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(MachineError, match="another user"):
+        private_folder(cache)
 
 
 def test_libraries_loaded_one_after_another_are_themselves(cache: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tilewise as tw
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines.toolchain import find_compiler
-from tilewise.errors import TensorError
+from tilewise.errors import InputError, TensorError
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.infer import infer
 
@@ -87,6 +87,13 @@ def test_settings_that_cannot_be_looked_up_serve_all_the_same() -> None:
     x, w = drawn(1, 2, 5, 5), drawn(2, 2, 3, 3)
     for _ in range(2):
         assert np.array_equal(tw.conv2d(x, w, stride=[2, 1]), tw.conv2d(x, w, stride=(2, 1)))
+
+
+def test_settings_of_other_types_are_refused_the_second_time_too() -> None:
+    x, w = drawn(1, 4, 6, 6), drawn(4, 4, 3, 3)
+    tw.conv2d(x, w, stride=1)
+    with pytest.raises(InputError, match="pass one integer"):
+        tw.conv2d(x, w, stride=1.0)  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_copied_or_empty_are_served_each_time() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.nn import functional
 
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
+from tilewise.errors import InputError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.torch_ops.chains import is_fused, rewrite
 
@@ -92,6 +95,8 @@ class Written(nn.Module):
         self.bn, self.relu, self._forward = norm(4), nn.ReLU(), forward
         self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
         self.silu, self.gelu, self.depth = nn.SiLU(), nn.GELU(), Depth()
+        self.seen: list[Tensor] = []
+        self.elsewhere = SimpleNamespace()
         self.weights = nn.Parameter(torch.linspace(-1, 2, 4).reshape(4, 1, 1))
 
     def forward(self, x: Tensor) -> Any:
@@ -131,6 +136,75 @@ def overwritten_between(self: Any, x: Tensor) -> Any:
     return z * y
 
 
+def viewed(self: Any, x: Tensor) -> Any:
+    y = x[:]
+    z = self.conv(x)
+    y.add_(1)
+    return z + y
+
+
+def looked_at_first(self: Any, x: Tensor) -> Any:
+    y = x.permute(0, 1, 2, 3)
+    z = self.one(y)
+    x.mul_(2)
+    return self.silu(z) * x
+
+
+def added_to_its_input(self: Any, x: Tensor) -> Any:
+    y = x
+    y += self.conv(x)
+    return x
+
+
+def scaled_input(self: Any, x: Tensor) -> Any:
+    x *= 2
+    return self.relu(self.bn(self.conv(x)))
+
+
+def counting(self: Any, x: Tensor) -> Any:
+    self.bn.num_batches_tracked.add_(1)
+    return self.relu(self.conv(x)) * self.bn.num_batches_tracked
+
+
+def numbered(self: Any, x: Tensor) -> Any:
+    self.seen.append(self.relu(self.conv(x)))
+    return self.seen[-1]
+
+
+def handed_over(self: Any, x: Tensor) -> Any:
+    self.elsewhere.result = self.relu(self.conv(x))
+    return self.elsewhere.result
+
+
+def at_random(self: Any, x: Tensor) -> Any:
+    return self.relu(self.conv(x)) + random.random()
+
+
+def without_gradients(self: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        return self.relu(self.conv(x))
+
+
+def with_gradients(self: Any, x: Tensor) -> Any:
+    with torch.enable_grad():
+        return self.relu(self.conv(x))
+
+
+def in_half(self: Any, x: Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.relu(self.conv(x))
+
+
+def not_in_half(self: Any, x: Tensor) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return self.relu(self.conv(x))
+
+
+def unpacked(self: Any, x: Tensor) -> Any:
+    y, z = x.chunk(2)
+    return self.relu(self.conv(y)) + z
+
+
 def branching(self: Any, x: Tensor) -> Any:
     return self.relu(self.bn(self.conv(x))) if x.sum() > 0 else x
 
@@ -164,16 +238,39 @@ def branching(self: Any, x: Tensor) -> Any:
         (overwritten, []),
         (other_way, ["none"]),
         (branching, []),
+        (unpacked, ["relu"]),
+        (viewed, []),
+        (looked_at_first, ["silu"]),
+        (added_to_its_input, []),
+        (scaled_input, ["relu"]),
+        (counting, ["relu"]),
+        (numbered, []),
+        (handed_over, []),
+        (at_random, []),
+        (without_gradients, []),
+        (with_gradients, []),
+        (torch.no_grad()(without_gradients), []),
+        (in_half, []),
+        (not_in_half, []),
     ],
 )
 def test_what_is_a_chain(forward: Any, found: list[str]) -> None:
     torch.manual_seed(0)
     block = Written(forward).eval()
     assert [activation for _, activation in chains(block)] == found
-    with torch.no_grad():
-        x = torch.randn(2, 4, 6, 6)
-        expected = block(x.clone())
-        close(tw.patch(block, fuse=True, always=True)(x.clone()), expected)
+    patched = tw.patch(copy.deepcopy(block), fuse=True, always=True)
+    x = torch.randn(2, 4, 6, 6)
+    for grad in (False, True, False):
+        results = []
+        for model in (block, patched):
+            random.seed(0)
+            given = x.clone()
+            with torch.set_grad_enabled(grad):
+                result = model(given)
+            result = result if isinstance(result, tuple) else (result,)
+            results.append((*result, given, *model.buffers(), *model.seen))
+        close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        assert [y.requires_grad for y in results[1]] == [y.requires_grad for y in results[0]]
 
 
 def dropped(self: Any, x: Tensor) -> Any:
@@ -331,7 +428,7 @@ def test_containers_that_are_watched_or_changed_are_called(fused: list[Epilogue]
     plain, patched, x = deep()
     seen: list[Tensor] = []
     handle = patched.conv[1].register_forward_hook(
-        lambda module, given, result: seen.append(result)
+        lambda module, given, result: seen.append(result.clone())  # as it is overwritten
     )
     with torch.no_grad():
         close(patched(x), plain(x), rtol=1e-4, atol=1e-4)
@@ -525,6 +622,109 @@ def test_layers_that_are_exchanged_later() -> None:
             model[1] = nn.Identity()
             model[3].conv1 = nn.Conv2d(8, 16, 3, 2, padding=1)
         close(patched(IMAGES), plain(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+class Changing(nn.Module):
+    """A chain whose layers somebody changes between calls."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn = nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(channels)
+        self.bare, self.scale = nn.Conv2d(4, 8, 3, padding=1, bias=False), 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn(self.bare(x)))
+        return self.scaled(y + functional.relu(self.conv(x)))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def pruned(model: Any) -> None:
+    for one in (model.conv, model.bare, model.bn):
+        for name, tensor in [*one.named_parameters(), *one.named_buffers()]:
+            if tensor.dim():
+                kept = tensor.detach()[:5].clone()
+                setattr(one, name, nn.Parameter(kept) if "running" not in name else kept)
+    model.bn.num_features = 5
+
+
+def strided(model: Any) -> None:
+    model.conv.stride = model.bare.stride = (2, 2)
+
+
+def dilated(model: Any) -> None:
+    for one in (model.conv, model.bare):
+        one.dilation = one.padding = (2, 2)
+
+
+def mirrored(model: Any) -> None:
+    for one in (model.conv, model.bare):
+        one.padding_mode, one._reversed_padding_repeated_twice = "reflect", [1] * 4
+
+
+def single(model: Any) -> None:
+    for one in (model.conv, model.bare):
+        one.weight = nn.Parameter(one.weight.detach()[..., 1:2, 1:2].clone())
+        one.padding = (0, 0)
+
+
+def rescaled(model: Any) -> None:
+    model.scale = 2.0
+
+
+def of_one(name: str, tensor: str) -> Any:
+    def change(model: Any) -> None:
+        layer = getattr(model, name)
+        one = getattr(layer, tensor).detach()[:1].clone()
+        setattr(layer, tensor, one if "running" in tensor else nn.Parameter(one))
+
+    return change
+
+
+def in_fp16(model: Any) -> None:
+    model.conv.bias = nn.Parameter(model.conv.bias.detach().half())
+
+
+def outcome(model: nn.Module, x: Tensor) -> Any:
+    """What a model gives twice, or that it refuses."""
+    try:
+        return [model(x) for _ in range(2)]
+    except (RuntimeError, InputError):
+        return RuntimeError
+
+
+LATER = [pruned, strided, dilated, mirrored, single, rescaled, in_fp16]
+LATER += [of_one("bn", name) for name in ("weight", "bias", "running_mean", "running_var")]
+LATER += [of_one("conv", "bias")]
+
+
+@pytest.mark.parametrize("change", LATER)
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("fuses", [False, True])
+def test_settings_and_sizes_that_are_changed_later(
+    change: Any, is_training: bool, fuses: bool
+) -> None:
+    plain = Changing().train(is_training)
+    patched = tw.patch(copy.deepcopy(plain), fuse=fuses, always=True)
+    images = torch.randn(2, 4, 6, 6)
+    for grad in (False, True):
+        one, other = copy.deepcopy(plain), copy.deepcopy(patched)
+        with torch.set_grad_enabled(grad):
+            close(outcome(other, images), outcome(one, images), rtol=1e-4, atol=1e-4)
+            for model in (one, other):
+                change(model)
+            expected, found = outcome(one, images), outcome(other, images)
+        assert (found is RuntimeError) == (expected is RuntimeError), (found, expected)
+        if found is not RuntimeError:
+            close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_norms_of_other_sizes_are_pytorchs_to_refuse() -> None:
+    patched = tw.patch(Changing(channels=1).eval(), fuse=True, always=True)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="8 elements"):
+        patched(torch.randn(2, 4, 6, 6))
 
 
 def test_fused_models_are_copied_stored_and_undone() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import tilewise as tw
 from tilewise.dispatch import Dispatcher
@@ -266,3 +267,29 @@ def test_casts_end_with_autocast() -> None:
     weight.data.mul_(2)  # which no version counts
     with torch.autocast("cpu", torch.bfloat16):
         assert casting.CASTS.get(weight, torch.bfloat16)[0, 0] == 2
+
+
+class Foreign(Tensor):
+    """Somebody's own tensors, whose memory need not be what it seems."""
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_parameters_that_become_of_another_kind_are_pytorchs(fuses: bool) -> None:
+    layer = nn.Conv2d(4, 4, 3)
+    model = tw.patch(nn.Sequential(layer, nn.ReLU()), always=True, fuse=fuses)
+    x = torch.randn(1, 4, 6, 6)
+    with torch.no_grad():
+        expected = model(x)
+        layer._parameters["weight"] = layer.weight.detach().as_subclass(Foreign)  # type: ignore
+        found = model(x)
+    assert type(found) is Foreign
+    torch.testing.assert_close(found.as_subclass(Tensor), expected)
+
+
+def test_settings_may_be_lists() -> None:
+    layer = tw.patch(nn.Conv2d(4, 4, 3), always=True)
+    layer.stride = [2, 1]  # type: ignore[assignment]
+    x = torch.randn(1, 4, 6, 6)
+    with torch.no_grad():
+        expected = functional.conv2d(x, layer.weight, layer.bias, (2, 1))
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)

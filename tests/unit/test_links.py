@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tilewise.core import plain_files
 from tilewise.core.plain_files import replacing
 from tilewise.data.schema import to_table
 from tilewise.data.store import Store, write_shard
@@ -66,6 +67,16 @@ def test_temporary_names_are_nobodys_guess(tmp_path: Path, victim: Path) -> None
     (tmp_path / f".out.csv.{os.getpid()}").symlink_to(victim)
     replace_text(tmp_path / "out.csv", "M,N,K\n")
     assert (victim.read_text(), (tmp_path / "out.csv").read_text()) == ("mine\n", "M,N,K\n")
+
+
+def test_a_name_that_was_guessed_is_not_written_through(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_files, "token_hex", lambda count: "guessed")
+    (tmp_path / ".out.csv.guessed").symlink_to(victim)
+    with pytest.raises(FileExistsError), replacing(tmp_path / "out.csv") as file:
+        file.write(b"theirs\n")
+    assert victim.read_text() == "mine\n"
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -100,7 +100,13 @@ def flipped(folder: Path, name: str) -> None:
     (folder / name).write_bytes(body)
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "oof.parquet", "folds.json", "rank.txt.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("metrics.json", "oof.parquet", "folds.json", "rank.txt.gz"),
+        *("model.json.gz", "numbers.gz", "feature_spec.json"),
+    ],
+)
 def test_every_file_is_checked_when_it_is_read(
     small_data: Dataset, small_model: Path, tmp_path: Path, name: str
 ) -> None:
@@ -139,9 +145,20 @@ def test_unpacking_has_a_limit(small_model: Path, tmp_path: Path) -> None:
         forest_text(folder, "rank")
 
 
+def resized(text: str) -> str:
+    """The text with the sizes of its trees in its head as they are."""
+    head, *trees = re.split(r"(?<=\n)(?=Tree=)", text.partition("\nend of trees\n")[0] + "\n")
+    sizes = " ".join(str(len(tree.encode())) for tree in trees)
+    return text.replace(head, re.sub(r"(?m)^tree_sizes=.*$", f"tree_sizes={sizes}", head), 1)
+
+
 def spoiled_texts(text: str) -> list[str]:
     tree = text.index("leaf_value=")
     return [
+        resized(text.replace("\nTree=1\n", "\nTree=1\ncat_boundaries=0 1\n", 1)),
+        resized(text[: tree + 11] + "1.5 " + text[tree + 11 :]),
+        resized(text.replace("leaf_count=", "leaf_count=1 ", 1)),
+        text.replace("decision_type=2", "decision_type=3", 1),
         text.replace("\n\n\nend of trees", "\n\n\n\nend of trees", 1),
         text[: tree + 11] + "1.5 " + text[tree + 11 :],
         text.replace("num_leaves=", "num_leaves=9", 1),

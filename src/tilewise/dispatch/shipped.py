@@ -46,7 +46,7 @@ def convolve_arrays(
 ) -> Any:
     """`run_conv` of NumPy arrays, forward; likewise."""
     key: Any = (rank, *_stored(x), *_stored(w), None if out is None else _stored(out))
-    key = (*key, *layer.values(), deterministic)
+    key = (*key, *layer.values(), *map(type, layer.values()), deterministic)  # 1.0 is no 1
     try:
         call = CALLS.get(key)
     except TypeError:  # a list of strides, say

@@ -20,12 +20,11 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from tilewise.errors import ProblemError
-from tilewise.ops.conv.infer import settings
-from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks
+from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks, is_served
 from tilewise.torch_ops.gated import Gated, GatedLinear
 from tilewise.torch_ops.layers import THEIRS
 from tilewise.torch_ops.tails import FORWARD, Tail, is_container, last_layers
+from tilewise.torch_ops.tracing import looks_at_inputs, traced
 from tilewise.torch_ops.weighed import Weighed
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -39,19 +38,13 @@ _FUNCTIONS: dict[Any, str] = {
     functional.gelu: "gelu",
 }
 _METHODS = {"relu": "relu", "relu_": "relu"}
+_NEW = (operator.add, operator.sub, operator.mul, operator.truediv, operator.matmul, torch.add)
+"""Functions whose results lie in memory of their own."""
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
+_SCALARS = (bool, int, float, str, type(None))
+_MEMORY = "tilewise memory"
+"""Where a node keeps one that stands for all whose results may lie in the same memory."""
 _is_traced = torch.compiler.is_dynamo_compiling
-
-
-class _Alone(fx.Tracer):
-    """Traces one module's own forward; its children are calls."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.traced_func_name = name
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
 
 
 Link = Chain | Tail | Weighed | Gated | GatedLinear
@@ -88,6 +81,7 @@ class Found:
 def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
     """The chains of a module's own forward pass."""
     order = {node: at for at, node in enumerate(graph.nodes)}
+    _mark_memory(owner, graph)
     taken: set[fx.Node] = set()
     for node in graph.nodes:
         if node in taken:
@@ -95,7 +89,7 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
         layer = _module(owner, node)
         kind = getattr(type(layer), THEIRS, type(layer))
         found = None
-        if kind in RANKS and _is_served(layer, RANKS[kind]):
+        if kind in RANKS and is_served(layer):
             found = _after_convolution(owner, node, RANKS[kind], order, taken)
         elif kind is nn.Linear:
             found = _after_linear(owner, node, order)
@@ -117,7 +111,7 @@ def _after_container(
     container = _module(owner, node)
     layer, norm = last_layers(container)
     rank = RANKS.get(getattr(type(layer), THEIRS, type(layer)), 0)
-    if not rank or not _is_served(layer, rank) or type(norm) not in (NORMS[rank], type(None)):
+    if not rank or not is_served(layer) or type(norm) not in (NORMS[rank], type(None)):
         return None
     nodes = _up_to_addition(owner, node, taken)
     if not nodes:
@@ -228,12 +222,12 @@ def _steps(owner: nn.Module, node: fx.Node) -> list[fx.Node] | None:
     module = _module(owner, node)
     if module is None or "." in str(node.target) or has_hooks(module):
         return None
-    if type(module) in _MODULES or module._modules or _looks_at_inputs(type(module).forward):
+    if type(module) in _MODULES or module._modules or looks_at_inputs(type(module).forward):
         return None
-    try:
-        first, *between, last = _Alone("forward").trace(module).nodes
-    except Exception:  # whatever a forward pass does with tensors that are none
+    graph = traced(module, "forward")
+    if graph is None:
         return None
+    first, *between, last = graph.nodes
     is_line = all(one.args[:1] == (two,) for two, one in pairwise((first, *between, last)))
     return between if is_line else None
 
@@ -244,15 +238,6 @@ def _drops_branches(node: fx.Node) -> bool | None:
     if name != "stochastic_depth" or len(node.args) != 4 or node.kwargs:
         return None
     return node.args[3] if type(node.args[3]) is bool else None
-
-
-def _is_served(layer: Any, rank: int) -> bool:
-    """Whether a convolution is one that epilogues are for: zeros at the edges, even padding."""
-    try:
-        settings(tuple(layer.weight.shape), rank, layer.stride, layer.padding, layer.dilation)
-    except ProblemError:
-        return False
-    return bool(layer.padding_mode == "zeros")
 
 
 def _after_convolution(
@@ -355,13 +340,50 @@ def _is_addition(node: fx.Node, own: fx.Node) -> bool:
 
 def _may_wait(nodes: Sequence[fx.Node], last: fx.Node, order: dict[fx.Node, int]) -> bool:
     """Whether a chain can be put off until `last`: no other may overwrite what it reads."""
+    others = [one for one in order if one not in nodes]
     return not any(
-        order[node] < order[user] < order[last]
+        order[node] < order[other] < order[last] and _memory_of(node) & _memory_of(other)
         for node in nodes
-        for read in node.all_input_nodes
-        for user in read.users
-        if user not in nodes
+        for other in others
     )
+
+
+def _memory_of(node: fx.Node) -> set[fx.Node]:
+    """What a node reads and may overwrite."""
+    return {read.meta[_MEMORY] for read in node.all_input_nodes}
+
+
+def _mark_memory(owner: nn.Module, graph: fx.Graph) -> None:
+    """Finds which nodes may share memory: views do, and inputs as their caller likes."""
+    named: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        node.meta[_MEMORY] = node
+        shares = [] if _is_new(owner, node) else node.all_input_nodes
+        if node.op in ("placeholder", "get_attr"):
+            shares = [named.setdefault(str(node.target) * (node.op == "get_attr"), node)]
+        for other in shares:
+            _last_known(other).meta[_MEMORY] = node
+    for node in reversed(graph.nodes):
+        node.meta[_MEMORY] = _last_known(node)
+
+
+def _last_known(node: fx.Node) -> fx.Node:
+    """The last node that is known to share a node's memory, or the one that stands for these."""
+    following: fx.Node = node.meta[_MEMORY]
+    while following is not node:
+        node, following = following, following.meta[_MEMORY]
+    return node
+
+
+def _is_new(owner: nn.Module, node: fx.Node) -> bool:
+    """Whether a node's result lies in memory of its own, as far as we know."""
+    if node.op == "call_function" and node.target in _NEW:
+        return not node.kwargs
+    if any(_activation(owner, node)[:1]):
+        return not _activation(owner, node)[1]
+    module = _module(owner, node)
+    kind = getattr(type(module), THEIRS, type(module))
+    return kind in (*RANKS, *NORMS.values(), nn.Linear) and not has_hooks(module)
 
 
 def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
@@ -387,14 +409,10 @@ def _activation(owner: nn.Module, node: fx.Node | None) -> tuple[str, bool]:
 def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Link, ...]] | None:
     """The module's forward pass with its chains served as one, or None where there are none."""
     name = FORWARD if hasattr(type(owner), FORWARD) else "forward"
-    if _looks_at_inputs(getattr(type(owner), name)):
+    if looks_at_inputs(getattr(type(owner), name)):
         return None
-    before = _state(owner)
-    try:
-        graph = _Alone(name).trace(owner)
-    except Exception:  # whatever a forward pass does with tensors that are none
-        graph = None
-    if _changed(owner, before) or graph is None:
+    graph = traced(owner, name)
+    if graph is None:
         return None
     found = list(find_chains(owner, graph))
     for at, one in enumerate(found):
@@ -412,63 +430,51 @@ def rewrite(owner: nn.Module) -> tuple[Callable[..., Any], tuple[Link, ...]] | N
     return made, tuple(one.chain for one in found)
 
 
-def _looks_at_inputs(forward: Any) -> bool:
-    """Whether a forward pass may ask what it was given, which tracing would answer for good."""
-    given = list(inspect.signature(forward).parameters.values())[1:]
-    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = getattr(getattr(forward, "__code__", None), "co_names", ("isinstance",))
-    return bool(
-        any(one.kind is not plain or one.default is not one.empty for one in given)
-        or {"isinstance", "is_tensor"} & set(names)
-    )
-
-
-def _state(owner: nn.Module) -> dict[str, Any]:
-    """What a module holds, one level down."""
-    return {name: dict(v) if isinstance(v, dict) else v for name, v in owner.__dict__.items()}
-
-
-def _changed(owner: nn.Module, before: dict[str, Any]) -> bool:
-    """Whether a module holds anything else than before; what was put there is taken back."""
-    found = False
-    for name in set(owner.__dict__) - set(before):
-        del owner.__dict__[name]
-        found = True
-    for name, was in before.items():
-        now = owner.__dict__.get(name)
-        if isinstance(was, dict):
-            if {k: id(v) for k, v in was.items()} != {k: id(v) for k, v in (now or {}).items()}:
-                now.clear()  # type: ignore[union-attr]
-                now.update(was)  # type: ignore[union-attr]
-                found = True
-        elif now is not was:
-            owner.__dict__[name] = was
-            found = True
-    return found
-
-
 def _sign(module: Any) -> tuple[Any, ...]:
     """What a rewritten pass depends on of a module: its mode, its children, who watches them."""
-    return module.training, *[
-        (
-            type(child),
-            child.training,
-            has_hooks(child),
-            getattr(child, "inplace", 0),
-            getattr(child, "approximate", 0),
-        )
-        for child in module._modules.values()
-    ]
+    own = module.__dict__
+    return (
+        module.training,
+        *map(own.get, own[READY].names),
+        *[
+            (
+                type(child),
+                child.training,
+                has_hooks(child),
+                getattr(child, "inplace", 0),
+                getattr(child, "approximate", 0),
+            )
+            for child in module._modules.values()
+        ],
+    )
 
 
 class Ready:
     """Rewritten forward passes of a module, by `_sign`; made anew for a copy of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         self.passes: dict[Any, Callable[..., Any]] = {}
+        self.names = names
+        """Numbers and words of the module that its pass may read: a graph holds their values."""
 
     def __reduce__(self) -> Any:
-        return Ready, ()
+        return Ready, (self.names,)
+
+
+def _settings(module: nn.Module) -> tuple[str, ...]:
+    """Which of a fused module's numbers and words its own forward pass may read."""
+    kind, asked = type(module), [FORWARD]
+    for name in asked:  # methods that it calls are looked at, too
+        method: Any = getattr(kind, name, None)
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        asked += [one for one in getattr(code, "co_names", ()) if one not in asked]
+    held = vars(module)
+    found = [one for one in asked if one in held or hasattr(kind, one)]
+    return tuple(
+        one
+        for one in found
+        if type(held.get(one, getattr(kind, one, None))) in _SCALARS and one != "training"
+    )
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -524,11 +530,11 @@ def is_fused(module: nn.Module) -> bool:
 def fuse(modules: Sequence[nn.Module]) -> None:
     """Rewrites the forward passes of those modules that have chains."""
     for module in modules:
-        if is_fused(module):
-            module.__dict__[READY] = Ready()
-        elif _is_ours_to_change(module) and _has_chains(module):
+        if not is_fused(module):
+            if not (_is_ours_to_change(module) and _has_chains(module)):
+                continue
             module.__class__ = fused_class(type(module))
-            module.__dict__[READY] = Ready()
+        module.__dict__[READY] = Ready(_settings(module))
 
 
 def _has_chains(module: nn.Module) -> bool:

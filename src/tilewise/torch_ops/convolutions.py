@@ -182,6 +182,11 @@ def _first(
         why = why or "tensors without memory of their own"
         return leave(why, partial(theirs, direction, size, layer, after), *tensors)
     one, two = tensors[:2]
+    if direction == "fwd":
+        bias = tensors[2] if after.bias else None
+        check(one.dim() - 2, one, two, bias, None, layer)
+        if bias is not None and bias.dtype != one.dtype:
+            raise TensorError(f"bias is {bias.dtype} and x is {one.dtype}; convert one of them")
     own = their_call(direction, size, layer, after, one, two)
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))

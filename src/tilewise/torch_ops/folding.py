@@ -31,24 +31,26 @@ class Kept:
     """What was made of tensors and numbers, as long as these stay what they were."""
 
     def __init__(self) -> None:
-        self._sign: list[tuple[Any, int]] = []
-        self._made: Any = None
+        self._held: tuple[list[tuple[Any, int]], Any] | None = None
+        """What it was made of, and what was made: read and written at once, as threads share it."""
 
     def get(self, parts: Sequence[Any], make: Callable[[], Any]) -> Any:
         """What `make` gives; a CUDA graph's own is not kept for others."""
-        if self._made is not None and self._is_of(parts):
-            return self._made
+        held = self._held
+        if held is not None and _are_same(parts, held[0]):
+            return held[1]
+        sign = [_sign(part) for part in parts]
         made = make()
         if not any(isinstance(part, Tensor) and is_capturing(part) for part in parts):
-            self._sign, self._made = [_sign(part) for part in parts], made
+            self._held = sign, made
         return made
 
-    def _is_of(self, parts: Sequence[Any]) -> bool:
-        """Whether these are the very tensors that it was made of, as they were then."""
-        return all(
-            _is_same(part, known, version)
-            for part, (known, version) in zip(parts, self._sign, strict=True)
-        )
+
+def _are_same(parts: Sequence[Any], sign: Sequence[tuple[Any, int]]) -> bool:
+    """Whether these are the very tensors that something was made of, as they were then."""
+    return all(
+        _is_same(part, known, version) for part, (known, version) in zip(parts, sign, strict=True)
+    )
 
 
 class Fold:

@@ -22,6 +22,7 @@ from torch.nn.modules import module as modules
 
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
+from tilewise.errors import ProblemError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import layout_of, settings
 from tilewise.torch_ops import convolutions, linear
@@ -79,6 +80,8 @@ class Chain(ABC):
                 run = self._runs[key]
             except KeyError:
                 run = self._decide(key, layer, norm, x, residual)
+            except TypeError:  # settings given as lists
+                run = None
             if run is not None:
                 return run(layer, norm, x, residual)
         return self.apart(layer, norm, x, residual)
@@ -129,7 +132,7 @@ class LinearChain(Chain):
         self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None, cast: torch.dtype | None
     ) -> tuple[Run | None, Served | None]:
         weight, kind = layer.weight, cast or x.dtype
-        if type(weight) not in PLAIN or not x.numel():
+        if type(weight) not in PLAIN or not x.numel() or not _is_bias(layer, kind, cast):
             return None, None
         if (weight.dtype != kind and cast is None) or x.shape[-1] != weight.shape[1]:
             return None, None
@@ -157,7 +160,7 @@ class LinearChain(Chain):
     ) -> tuple[Run | None, Served | None]:
         """One pass backward gives the bias's gradient, too; without it nothing is gained."""
         bias, kind = layer.bias, asked.dtype
-        if bias is None or type(bias) not in PLAIN or bias.is_neg() or not bias.requires_grad:
+        if bias is None or bias.is_neg() or not bias.requires_grad:
             return None, None
         if not {kind, bias.dtype} <= NATIVE or not bias.is_contiguous():
             return None, None
@@ -189,7 +192,8 @@ class ConvChain(Chain):
         wants = needs_gradient(x, layer.weight, layer.bias, residual, *parameters)
         if norm is not None and (norm.training or norm.running_mean is None):
             return self._in_training(layer, norm, call, wants)
-        return (None, None) if wants else self._folded(layer, norm, call)
+        is_apart = wants or (norm is not None and not _fits(norm, call))
+        return (None, None) if is_apart else self._folded(layer, norm, call)
 
     def _folded(self, layer: Any, norm: Any, call: Given) -> tuple[Run | None, Served | None]:
         size = prod(call.shape) * call.x.element_size()
@@ -316,6 +320,8 @@ def _call_of(
     rank = weight.dim() - 2
     if type(weight) not in PLAIN or weight.is_neg() or kind not in NATIVE:
         return None
+    if not is_served(layer) or not _is_bias(layer, kind, cast):
+        return None
     if x.dim() != rank + 2 or not x.numel():
         return None
     if weight.device != x.device or (cast is None and weight.dtype != kind):
@@ -334,27 +340,49 @@ def _call_of(
     return call
 
 
+def is_served(layer: Any) -> bool:
+    """Whether a convolution is one that epilogues are for: zeros at the edges, even padding."""
+    rank = layer.weight.dim() - 2
+    try:
+        settings(tuple(layer.weight.shape), rank, layer.stride, layer.padding, layer.dilation)
+    except ProblemError:
+        return False
+    return bool(layer.padding_mode == "zeros")
+
+
+def _is_bias(layer: Any, kind: torch.dtype, cast: torch.dtype | None) -> bool:
+    """Whether a layer's bias, if any, goes with its weight and what it computes in."""
+    bias, weight = layer.bias, layer.weight
+    if bias is None:
+        return True
+    is_plain = type(bias) in PLAIN and bias.device == weight.device
+    return is_plain and bias.shape == weight.shape[:1] and (bias.dtype == kind or cast is not None)
+
+
+def _fits(norm: Any, call: Given) -> bool:
+    """Whether a BatchNorm is for the layer's result; PyTorch says what is wrong with others."""
+    return all(
+        type(t) in PLAIN
+        and t.shape == call.shape[1:2]
+        and t.device == call.x.device
+        and t.dtype in NATIVE
+        and not t.is_neg()
+        for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        if t is not None
+    )
+
+
 def _is_normal(norm: Any, call: Given) -> bool:
     """Whether a BatchNorm in training is one whose statistics we keep as PyTorch does."""
-    if norm.num_features != call.shape[1] or prod(call.shape) == call.shape[1]:
-        return False  # PyTorch says what is wrong
+    if not _fits(norm, call) or prod(call.shape) == call.shape[1]:
+        return False
     if norm.training and norm.track_running_stats and norm.momentum is None:
         return False  # a mean over all batches ever seen
     tensors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     given = [tensor for tensor in tensors if tensor is not None]
     if (norm.weight is None) != (norm.bias is None):
         return False
-    return (
-        all(
-            type(t) in PLAIN
-            and t.device == call.x.device
-            and t.dtype in NATIVE
-            and t.is_contiguous()
-            and not t.is_neg()
-            for t in given
-        )
-        and len({t.dtype for t in given[:2]}) < 2
-    )
+    return all(t.is_contiguous() for t in given) and len({t.dtype for t in given[:2]}) < 2
 
 
 def _served(layer: Any, asked: Asked, links: str) -> Served:
@@ -372,24 +400,35 @@ def _key(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Any:
     if _is_autocast():
         kind = x.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    weight, bias = layer.weight, layer.bias
     return (
         *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), cast),
-        *(weight.dtype, weight.requires_grad, weight.is_neg()),
-        None if bias is None else (bias.dtype, bias.requires_grad, bias.is_neg()),
+        *(_sign(layer.weight), _sign(layer.bias), _settings(layer)),
         None if norm is None else _norm_key(norm),
         None if residual is None else _residual_key(residual),
         CALLS.generation,
     )
 
 
+def _sign(tensor: Tensor | None) -> Any:
+    """What of a parameter decides."""
+    if tensor is None:
+        return None
+    return type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_neg()
+
+
+def _settings(layer: Any) -> Any:
+    """A convolution's own, which its owner may change."""
+    own = layer.__dict__
+    if "stride" not in own:
+        return None
+    sizes = own["stride"], own["padding"], own["dilation"]
+    return *sizes, own["groups"], own["padding_mode"]
+
+
 def _norm_key(norm: Any) -> Any:
-    weight, bias = norm.weight, norm.bias
     return (
         *(norm.training, norm.eps, norm.momentum, norm.track_running_stats),
-        norm.running_mean is None,
-        None if weight is None else (weight.dtype, weight.requires_grad, weight.is_neg()),
-        None if bias is None else (bias.dtype, bias.requires_grad, bias.is_neg()),
+        *map(_sign, (norm.weight, norm.bias, norm.running_mean, norm.running_var)),
     )
 
 

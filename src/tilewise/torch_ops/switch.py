@@ -44,6 +44,7 @@ _apply: Callable[..., Tensor] = operators.convolution.apply  # type: ignore[attr
 MOST = 256
 """Decisions that a layer keeps; inputs of ever new shapes cost a decision each."""
 
+_PLAIN = {*PLAIN, type(None)}
 _Key = tuple[Any, ...]
 
 
@@ -130,8 +131,9 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     if not served.is_ours:
         return None
     if layer.padding_mode == "zeros":
-        sizes = _sizes(w.shape, layer.stride, layer.padding, layer.dilation)
-        if sizes is not None and x.dtype in NATIVE and not is_seen():
+        sizes = _sizes(w.shape, *map(_fixed, (layer.stride, layer.padding, layer.dilation)))
+        is_plain = type(x) in PLAIN and type(w) in PLAIN and type(bias) in _PLAIN
+        if sizes is not None and is_plain and x.dtype in NATIVE and not is_seen():
             return _straight(key[6], x, w, bias, (*sizes, layer.groups))
     padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
@@ -139,6 +141,10 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
         x, padding = nn.functional.pad(x, twice, mode=layer.padding_mode), (0,) * rank
     given = (layer.stride, padding, layer.dilation, layer.groups)
     return convolve(rank, x, w, bias, *given, deterministic=False)
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 @cache
@@ -215,7 +221,8 @@ def patch(model: AnyModule, *, always: bool = False, fuse: bool = False) -> AnyM
     With `fuse`, layers that follow each other are served as one: BatchNorm, additions and
     activations after convolutions, activations after linear layers. They are found by tracing the
     forward passes of the model's modules, one by one; what these decide by anything but their
-    inputs and `training` is decided then. Modules that cannot be traced stay as they are.
+    inputs and what the modules hold is decided then. Modules that cannot be traced stay as they
+    are.
     """
     for module in _modules(model):
         other = OURS.get(type(module))

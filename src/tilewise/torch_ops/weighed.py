@@ -44,7 +44,8 @@ class Weighed:
 
     def __call__(self, weight: Tensor, drop: Any, z: Tensor, residual: Tensor) -> Tensor:
         wants = needs_gradient(weight, z, residual)
-        key = (z.shape, z.dtype, weight.dtype, z.device, wants, drop is None, CALLS.generation)
+        kind = z.shape, z.stride(), z.dtype, z.device
+        key = (*kind, weight.dtype, wants, drop is None, CALLS.generation)
         passes = None
         if _is_one_pass(weight, z, residual):
             try:
