@@ -20,6 +20,7 @@ from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 from tilewise.ops.launch import Step
+from tilewise.ops.roofline import Estimates
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch("sm_90", "H200")
@@ -124,3 +125,21 @@ def test_the_estimate_of_the_vendor_follows_what_it_took(direction: str) -> None
     octaves = np.log2(data.time_us[kept] / told_us)
     assert kept.sum() > 50
     assert octaves.std() < 0.6 and abs(octaves.mean()) < 0.5
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_without_a_model_the_choice_beats_the_vendor(direction: str) -> None:
+    """Of what was measured on each published problem, by estimates alone."""
+    op = f"conv_{direction}"
+    data = from_stores([ROOT / "datasets/h200" / op], op=op, arch=ARCH)
+    ratios = []
+    for index, problem in enumerate(data.problems):
+        rows = np.flatnonzero((data.problem_index == index) & data.is_ok)
+        kernels = tuple(data.kernels[k] for k in data.kernel_index[rows])
+        vendors = [at for at, k in enumerate(kernels) if k.engine == "vendor"]
+        if vendors and len(kernels) > 1:
+            chosen = rows[Estimates(op, kernels)(problem, ARCH).argmin()]
+            ratios.append(data.time_us[rows[vendors[0]]] / data.time_us[chosen])
+    assert len(ratios) > 100
+    assert np.exp(np.log(ratios).mean()) > 1.1
+    assert np.mean(np.array(ratios) < 0.95) < 0.2
