@@ -92,12 +92,13 @@ RECIPES = (
                 UNSPARING,
                 base=False,
                 calibrated=False,
-                trees=600,
+                trees=300,
                 leaves=31,
-                learning_rate=0.05,
+                learning_rate=0.1,
                 min_rows=5,
                 column_share=0.25,
                 focus=1.0,
+                draws=2,
             ),
         )
         for op in CONVOLUTIONS

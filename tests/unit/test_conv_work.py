@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from tilewise.core.arch import load_arch
 from tilewise.core.features import ARCH as OF_ARCH
 from tilewise.core.features import KERNEL, PROBLEM, Rows, columns
 from tilewise.core.kernel import Kernel
+from tilewise.learn.dataset import from_stores
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
 from tilewise.ops.launch import Step
+from tilewise.ops.roofline import Estimates
 
+ROOT = Path(__file__).parents[2]
 ARCH = load_arch("sm_90", "H200")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 BEHIND = ("reduce", "sum_slices", "sum_columns")
@@ -106,3 +110,36 @@ def test_launches_are_counted(layer: str) -> None:
     steps = [launch(k, p, ARCH).steps for k in kernels]
     launched = [sum(isinstance(step, Step) for step in found) for found in steps]
     assert told(kernels, p, ["own_launches"])["own_launches"].tolist() == launched
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_estimate_of_the_vendor_follows_what_it_took(direction: str) -> None:
+    """On the published dense layers of an H200, most of them to within half as much again."""
+    op = f"conv_{direction}"
+    data = from_stores([ROOT / "datasets/h200" / op], op=op, arch=ARCH)
+    is_vendor = np.array([k.engine == "vendor" for k in data.kernels])[data.kernel_index]
+    is_dense = np.array([p.g == 1 and p.ndim == 2 for p in data.problems])[data.problem_index]
+    kept = is_vendor & is_dense & data.is_ok
+    features = get_op(op).features
+    told_us = features.evaluate(data.rows(features), ["vendor_us"])["vendor_us"][kept]
+    octaves = np.log2(data.time_us[kept] / told_us)
+    assert kept.sum() > 50
+    assert octaves.std() < 0.6 and abs(octaves.mean()) < 0.5
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_without_a_model_the_choice_beats_the_vendor(direction: str) -> None:
+    """Of what was measured on each published problem, by estimates alone."""
+    op = f"conv_{direction}"
+    data = from_stores([ROOT / "datasets/h200" / op], op=op, arch=ARCH)
+    ratios = []
+    for index, problem in enumerate(data.problems):
+        rows = np.flatnonzero((data.problem_index == index) & data.is_ok)
+        kernels = tuple(data.kernels[k] for k in data.kernel_index[rows])
+        vendors = [at for at, k in enumerate(kernels) if k.engine == "vendor"]
+        if vendors and len(kernels) > 1:
+            chosen = rows[Estimates(op, kernels)(problem, ARCH).argmin()]
+            ratios.append(data.time_us[rows[vendors[0]]] / data.time_us[chosen])
+    assert len(ratios) > 100
+    assert np.exp(np.log(ratios).mean()) > 1.1
+    assert np.mean(np.array(ratios) < 0.95) < 0.2

@@ -2,7 +2,8 @@
 
 Tiles are dealt to compute units in waves; a wave takes as long as its slowest part, products at
 the rate the tile can sustain or bytes at the rate they stream in. The formula is written once, as
-the helper `analytic_us` of the ops' features; here it is asked directly.
+the helper `analytic_us` of the ops' features; here it is asked directly. Where an op has a helper
+`estimate_us` that one counts: its kernels' times on the scale of the vendor's.
 """
 
 from __future__ import annotations
@@ -46,15 +47,20 @@ class Estimates:
             np.zeros(self._count, np.int64),
             np.arange(self._count),
         )
-        return features.evaluate(rows, ["analytic_us"])["analytic_us"]
+        return features.evaluate(rows, [_asked(self._op)])[_asked(self._op)]
 
 
 @lru_cache
 def _analytic(op: str, engines: frozenset[str], device: str) -> FeatureSet:
     """What the estimate needs of an op's features, for such kernels and devices."""
-    whole = get_op(op).features.restricted([], ["analytic_us"])
+    whole = get_op(op).features.restricted([], [_asked(op)])
     short = simplified(whole, {"k_engine": engines, "a_kind": frozenset({device})})
-    return short.restricted([], ["analytic_us"])
+    return short.restricted([], [_asked(op)])
+
+
+def _asked(op: str) -> str:
+    """The helper that estimates times."""
+    return "estimate_us" if "estimate_us" in get_op(op).features.helpers else "analytic_us"
 
 
 def judges_vendor(op: str, arch: Arch) -> bool:
