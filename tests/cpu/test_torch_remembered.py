@@ -116,7 +116,7 @@ def test_a_remembered_call_does_not_select_again(monkeypatch: pytest.MonkeyPatch
 
 def test_a_remembered_convolution_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, bias = torch.randn(2, 8, 9, 9), torch.randn(12, 4, 3, 3), torch.randn(12)
-    layer = {"stride": 2, "padding": (1, 1), "groups": 2}
+    layer = {"stride": 2, "padding": (1, 1), "dilation": [1, 1], "groups": 2}
     for more in ({}, {"bias": bias}, {"bias": bias, "activation": "relu"}):
         for _ in range(3):  # the first dispatcher of a process forgets what was before
             expected = tw.conv2d(x, w, **more, **layer)

@@ -31,6 +31,7 @@ ELSEWHERE = FILE.with_figures(
     device="a CPU elsewhere", compute_units=3, clock_mhz=2100, memory_gb_s=31.0
 )
 KERNEL = load_pool(get_op("gemm"), FILE)[0]
+CONVOLUTION = {"N": 2, "C": 64, "K": 96, "G": 1, "Hi": 28, "Wi": 28, "Y": 3, "X": 3}
 
 
 def rows(text: str, policy: Policy | None = None) -> list[Measurement]:
@@ -105,3 +106,18 @@ def test_a_choice_tells_where_the_device_differs() -> None:
         choice = default_registry("gemm", arch).select(problem)
         assert choice.path == "model"
         assert ("64 units where it had 1" in choice.reason) == is_told
+
+
+@pytest.mark.parametrize("op", ["gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pytorchs_routine_is_a_candidate_on_every_cpu(op: str, threads: int) -> None:
+    """Where nobody had measured it, it came last, at a time that nothing takes."""
+    arch = FILE.with_figures(compute_units=threads, max_threads_per_block=threads)
+    sizes = {"M": 96, "N": 200, "K": 300} if op == "gemm" else CONVOLUTION
+    problem = get_op(op).make_problem(**sizes)
+    dispatcher = default_registry(op, arch).dispatcher
+    choice = dispatcher.select(problem)
+    assert choice.path == "model"
+    us = dispatcher.vendor_us(problem)
+    assert us is not None
+    assert us < 100 * choice.predicted_us

@@ -281,6 +281,9 @@ def convolve(
     tensors = (x, w) if bias is None else (x, w, bias)
     if residual is not None:
         tensors += (residual,)
+    stride, padding, dilation = (
+        tuple(sizes) if type(sizes) is list else sizes for sizes in (stride, padding, dilation)
+    )
     layer = (stride, padding, dilation, groups)
     if _is_traced() or not PLAIN.issuperset(map(type, tensors)):
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
@@ -290,7 +293,7 @@ def convolve(
             *(layer, deterministic or is_deterministic(), bias is None, residual is None, name),
         )
         ready = CALLS.get(key) or ()
-    except (RuntimeError, TypeError):  # without memory, or a layer told in lists
+    except (RuntimeError, TypeError):  # without memory, or a layer told in what has no hash
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
     for is_alike, call in ready:
         if is_alike(*tensors):
