@@ -281,10 +281,12 @@ def convolve(
     tensors = (x, w) if bias is None else (x, w, bias)
     if residual is not None:
         tensors += (residual,)
-    stride, padding, dilation = (
-        tuple(sizes) if type(sizes) is list else sizes for sizes in (stride, padding, dilation)
+    layer = (
+        tuple(stride) if type(stride) is list else stride,
+        tuple(padding) if type(padding) is list else padding,
+        tuple(dilation) if type(dilation) is list else dilation,
+        groups,
     )
-    layer = (stride, padding, dilation, groups)
     if _is_traced() or not PLAIN.issuperset(map(type, tensors)):
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
     try:
