@@ -298,6 +298,7 @@ def bands(*means: float, analytic: float = 95.0) -> list[dict[str, Any]]:
 def test_reach_ends_where_the_analytic_model_is_as_good() -> None:
     assert reach(bands(99, 98.5, 97, 96.5, 90, 99)) == 2.0
     assert reach(bands(99, 98.5, 97, 96.5, 90, 80, 99, analytic=83)) == 2.5
+    assert reach(bands(99, 98.5, 94, 92, 90.1, 89.9, analytic=90)) == 2.5
     assert reach(bands(99, 90)) == LEAST
     assert reach(bands(*[99] * 30)) == MOST
     assert reach([]) == LEAST

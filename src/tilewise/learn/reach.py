@@ -27,7 +27,7 @@ LEAST, MOST = 1.0, 4.0
 """Octaves; the reach is never taken to be less or more."""
 MARGIN = 3.0
 """Percent of mean efficiency: within reach it falls no further below that of near problems, or is
-so far above that of the analytic model, which ranks what is out of reach."""
+above that of the analytic model, which ranks what is out of reach."""
 MIN_EVIDENCE = 8
 """Problems that a band needs; with fewer it is joined with the next."""
 _REGIONS = 6
@@ -145,13 +145,13 @@ def by_distance(distance: Array, efficiency: Array, analytic: Array) -> list[dic
 
 
 def reach(bands: list[dict[str, Any]]) -> float:
-    """The end of the last band that is near the best or well above the analytic model."""
+    """The end of the last band that is near the best or above the analytic model."""
     if not bands:
         return LEAST
     near = bands[0]["mean"]
     held = 0.0
     for band in bands:
-        if band["mean"] < min(near - MARGIN, band["analytic"] + MARGIN):
+        if band["mean"] < near - MARGIN and band["mean"] <= band["analytic"]:
             break
         held = band["octaves"][1]
     return float(min(MOST, max(LEAST, held)))
