@@ -100,7 +100,7 @@ class CopyCosts:
 
 def copy_us(problem: Problem, larger: Problem, arch: Arch) -> float:
     """What moving the operands and the result costs; nothing where sizes fit."""
-    if larger == problem:
+    if larger is problem or larger == problem:
         return 0.0
     op = get_op(problem.op)
     moved = outgrown(op, problem, larger)
