@@ -58,7 +58,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     },
 }
 TILES = {"implicit": (16, 16, 16), "packed": (32, 16, 16), "merged": (32, 16, 16)}
-EPILOGUE = Epilogue(bias=True, residual=True, sums=True, activation="relu")
 
 
 def kernels(op: str, dtype: str) -> Iterator[TritonConvKernel]:
@@ -135,10 +134,12 @@ def cases(direction: str) -> Iterator[tuple[str, TritonConvKernel, ConvProblem, 
             if kernel.family == "direct" or (dtype != "tf32" and not kernel.atomic):
                 yield f"{dtype} {out}", kernel, problem, Epilogue()
     if direction != "bwd_weight":
+        sums = direction == "fwd"
+        epilogue = Epilogue(bias=True, residual=True, sums=sums, activation="relu")
         for name in ("grouped, strided, dilated", "3-D depthwise"):
             problem = ConvProblem(direction=direction, dtype="fp16", **LAYERS[name])
             for kernel in kernels(op, "fp16"):
-                yield f"{name}, epilogue", kernel, problem, EPILOGUE
+                yield f"{name}, epilogue", kernel, problem, epilogue
     # The interpreter has no product of matrices in bf16.
     problem = ConvProblem(direction=direction, dtype="bf16", **LAYERS["3-D depthwise"])
     for kernel in kernels(op, "bf16"):

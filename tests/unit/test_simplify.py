@@ -131,5 +131,6 @@ def test_estimates_are_those_of_the_whole_definitions(op: str, name: str) -> Non
             np.zeros(len(kernels), np.int64),
             np.arange(len(kernels)),
         )
-        whole = features.evaluate(rows, ["analytic_us"])
-        assert Estimates(op, kernels)(problem, arch).tolist() == whole["analytic_us"].tolist()
+        asked = "estimate_us" if "estimate_us" in features.helpers else "analytic_us"
+        whole = features.evaluate(rows, [asked])
+        assert Estimates(op, kernels)(problem, arch).tolist() == whole[asked].tolist()

@@ -248,6 +248,7 @@ class Chooser:
         is_last = np.zeros(len(times), bool)
         for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
+        times = np.where(is_last, inf, times)
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         left = (at for at in map(int, order) if at not in told)

@@ -102,7 +102,8 @@ def expression(node: Node, constants: Constants) -> str:
         case "cost" | "place":
             first, last, depth, body = args
             loop = f"[&](int64_t at{depth}) {{ return {of(body)}; }}"
-            return f"cheapest({of(first)}, {of(last)}, {loop}).{op}"
+            ends = (f"int64_t({of(end)})" if _is_wide(end) else of(end) for end in (first, last))
+            return f"cheapest({', '.join(ends)}, {loop}).{op}"
     side = real if any(one.is_float for one in args) else of
     return f"({side(args[0])} {op} {side(args[1])})"
 
