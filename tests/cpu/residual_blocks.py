@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+IMAGES = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
 
 class Basic(nn.Module):
@@ -86,3 +90,10 @@ def network() -> nn.Sequential:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias)
     return model
+
+
+def small(*norm: Any, **settings: Any) -> nn.Sequential:
+    """A convolution, its BatchNorm and ReLU."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 6, 3, bias=False)
+    return nn.Sequential(first, nn.BatchNorm2d(6, *norm, **settings), nn.ReLU())
