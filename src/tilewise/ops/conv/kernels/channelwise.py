@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import why_not_counted, why_not_shared, why_not_typed
 from tilewise.ops.conv.problem import ConvProblem
 
@@ -22,13 +20,11 @@ MOST_TAPS = 33
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelwiseConvKernel(DirectedConvKernel):
+class ChannelwiseConvKernel(CudaConvKernel):
     """One kernel in which no channel ever meets another, for filters of any size up to 31 x 31.
 
     A warp computes `strip` neighbouring pixels of 64 channels at a time, in fp32.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     family: str = trait("", ("channelwise",))
     dtype: str = trait("", ("bf16", "fp16", "fp32"))
@@ -38,24 +34,18 @@ class ChannelwiseConvKernel(DirectedConvKernel):
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
     spreads_nonfinite: bool = trait("spreads", (False,), default=False)
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        if min(self.strip, self.warps, self.blocks) < 1:
-            raise KernelError(f"{self.name}: strip, warps and blocks are at least 1")
-        if self.atomic and not self.is_weight:
-            raise KernelError(f"{self.name}: atomic is for gradients of filters")
-        if self.spreads_nonfinite:
-            raise KernelError(f"{self.name}: nothing spreads between its channels")
+    def rules(self) -> dict[str, bool]:
+        return {
+            "strip, warps and blocks are at least 1": min(self.strip, self.warps, self.blocks) < 1,
+            "atomic is for gradients of filters": self.atomic and not self.is_weight,
+            "nothing spreads between its channels": self.spreads_nonfinite,
+        }
 
     @property
     def tile(self) -> tuple[int, int, int]:
         """Over the op's m x n result, and the reduction done at once."""
         pixels = self.strip * self.warps
         return (CHANNELS, 1, pixels) if self.is_weight else (pixels, CHANNELS, 1)
-
-    @property
-    def is_deterministic(self) -> bool:
-        return not self.atomic
 
 
 def span(k: ChannelwiseConvKernel, p: ConvProblem) -> int:

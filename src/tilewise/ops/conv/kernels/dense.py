@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
 from tilewise.ops.conv.kernels import dense_rules
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.problem import ConvProblem
 
 FAMILIES = ("im2col", "rows", "gather", "halo", "taps")
@@ -17,7 +16,7 @@ DTYPES = ("bf16", "fp16", "tf32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseConvKernel(DirectedConvKernel):
+class DenseConvKernel(CudaConvKernel):
     """One warp-specialised product: load warps fill a ring of stages, math groups multiply.
 
     How the load warps find the pixels:
@@ -30,8 +29,6 @@ class DenseConvKernel(DirectedConvKernel):
     A tile is pixels x channels of the result; of the gradient of the filter, filters x entries
     (taps and channels in one row), or with halo filters x channels for all taps at once.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     family: str = trait("", FAMILIES, doc="how load warps find the pixels")
     dtype: str = trait("", DTYPES, doc="operand type")
@@ -55,10 +52,8 @@ class DenseConvKernel(DirectedConvKernel):
     )
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        for broken in dense_rules.broken(self):
-            raise KernelError(f"{self.name}: {broken}")
+    def rules(self) -> dict[str, Any]:
+        return dense_rules.rules(self)
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -88,10 +83,6 @@ class DenseConvKernel(DirectedConvKernel):
     @property
     def stage_bytes(self) -> int:
         return (self.tile_m + dense_rules.filter_rows(self)) * dense_rules.ROW_BYTES
-
-    @property
-    def is_deterministic(self) -> bool:
-        return not self.atomic
 
     def alignment(self, problem: ConvProblem) -> tuple[int, ...]:
         """TMA copies rows of multiples of 16 bytes; other counts of channels are padded."""

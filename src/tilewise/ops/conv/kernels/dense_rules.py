@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewise.core.arch import Arch
 from tilewise.core.dtypes import dtype as element
@@ -43,11 +43,11 @@ CHUNK_BYTES = 16
 """Of copies: what rows of TMA and of 16-byte loads are multiples of."""
 
 
-def broken(k: DenseConvKernel) -> list[str]:
-    """Rules between the traits of a kernel that it breaks."""
+def rules(k: DenseConvKernel) -> dict[str, Any]:
+    """Rules between the traits of a kernel -> whether it breaks them."""
     groups = 1 if k.pingpong else k.math_groups
     is_halo, is_gather = k.family == "halo", k.family == "gather"
-    rules = {
+    found = {
         "tiles are multiples of 64 rows and 32 columns": k.tile_m % 64 or k.tile_n % 32,
         "there are at least 2 stages": k.stages < 2,
         "there are 1 to 3 math groups and at least 1 block": not 1 <= k.math_groups <= 3
@@ -81,21 +81,21 @@ def broken(k: DenseConvKernel) -> list[str]:
     }
     step = ROW_BYTES // element(k.dtype).bytes
     if is_halo and k.is_weight:
-        rules |= {
+        found |= {
             "steps are of 64, 128 or 256 pixels": k.tile_k not in PIXEL_TILES,
             "tiles are 64 filters by 64 channels": (k.tile_m, k.tile_n) != (64, 64),
         }
     else:
-        rules[f"steps are of {step}"] = k.tile_k != step
+        found[f"steps are of {step}"] = k.tile_k != step
     if k.family == "taps":
-        rules["taps are shared by no cluster, are of 16 bits, and of pixels"] = (
+        found["taps are shared by no cluster, are of 16 bits, and of pixels"] = (
             k.cluster > 1 or k.dtype == "tf32" or k.is_weight
         )
     if is_halo:
-        rules["patches are shared by no cluster, and groups take no turns"] = (
+        found["patches are shared by no cluster, and groups take no turns"] = (
             k.share != "filter" or k.pingpong or k.blocks > 1
         )
-    return [rule for rule, is_broken in rules.items() if is_broken]
+    return found
 
 
 def tap_channels(p: ConvProblem) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -27,15 +25,13 @@ compiler that unrolls more takes minutes or spills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthwiseConvKernel(DirectedConvKernel):
+class DepthwiseConvKernel(CudaConvKernel):
     """One kernel whose products are diagonal in the channel and Toeplitz in the rows.
 
     A tile is `tile_h` x `tile_w` pixels of the result (of the gradient's phases, backward) and
     `channels` channels, eight for each warp. Products multiply neighbouring channels by zero, so an
     Inf or NaN spreads over eight of them.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     family: str = trait("", ("depthwise",))
     dtype: str = trait("", ("bf16", "fp16"))
@@ -47,10 +43,19 @@ class DepthwiseConvKernel(DirectedConvKernel):
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
     spreads_nonfinite: bool = trait("spreads", (True,), default=True)
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        for broken in _broken(self):
-            raise KernelError(f"{self.name}: {broken}")
+    def rules(self) -> dict[str, bool]:
+        return {
+            "channels are 16, 32 or 64": self.channels not in (16, 32, 64),
+            "stages and blocks are at least 1": min(self.stages, self.blocks) < 1,
+            "it does not spread by chance": not self.spreads_nonfinite,
+            "rows come in pairs": not self.is_weight and (self.tile_h < 2 or self.tile_h % 2 != 0),
+            "tiles have rows": self.tile_h < 1,
+            "pixels come by eight": self.tile_w < 8 or self.tile_w % 8 != 0,
+            "gradients of filters reduce over 16 pixels of a row": self.is_weight
+            and self.tile_w % 16 != 0,
+            "stages and atomic are for gradients of filters": not self.is_weight
+            and (self.stages > 1 or self.atomic),
+        }
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -61,26 +66,6 @@ class DepthwiseConvKernel(DirectedConvKernel):
     @property
     def warps(self) -> int:
         return self.channels // WARP_CHANNELS
-
-    @property
-    def is_deterministic(self) -> bool:
-        return not self.atomic
-
-
-def _broken(k: DepthwiseConvKernel) -> list[str]:
-    """Rules between the traits of a kernel that it breaks."""
-    rules = {
-        "channels are 16, 32 or 64": k.channels not in (16, 32, 64),
-        "stages and blocks are at least 1": min(k.stages, k.blocks) < 1,
-        "it does not spread by chance": not k.spreads_nonfinite,
-        "rows come in pairs": not k.is_weight and (k.tile_h < 2 or k.tile_h % 2 != 0),
-        "tiles have rows": k.tile_h < 1,
-        "pixels come by eight": k.tile_w < 8 or k.tile_w % 8 != 0,
-        "gradients of filters reduce over 16 pixels of a row": k.is_weight and k.tile_w % 16 != 0,
-        "stages and atomic are for gradients of filters": not k.is_weight
-        and (k.stages > 1 or k.atomic),
-    }
-    return [rule for rule, is_broken in rules.items() if is_broken]
 
 
 def as_rows(problem: ConvProblem) -> ConvProblem:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -53,15 +52,13 @@ class Slots(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedConvKernel(DirectedConvKernel):
+class GroupedConvKernel(CudaConvKernel):
     """One kernel on the matrix units for groups of 4 to 32 channels, near memory bandwidth.
 
     A tile is `tile_h` x `tile_w` pixels of the result (of the gradient's phases, backward) and 64
     channels. Groups below 16 channels share products whose filter is zero off the diagonal: there
     an Inf or NaN spreads over 16 channels, and `spreads_nonfinite` says so.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     family: str = trait("", ("grouped",))
     dtype: str = trait("", ("bf16", "fp16"))
@@ -72,10 +69,15 @@ class GroupedConvKernel(DirectedConvKernel):
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
     spreads_nonfinite: bool = trait("spreads", (False, True), default=True)
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        for broken in _broken(self):
-            raise KernelError(f"{self.name}: {broken}")
+    def rules(self) -> dict[str, bool]:
+        return {
+            "tiles, stages and blocks are at least 1": min(self.tile_h, self.stages, self.blocks)
+            < 1,
+            "tile_w is a multiple of 8": self.tile_w < 8 or self.tile_w % 8 != 0,
+            "gradients of filters reduce over 16 pixels of a row": self.is_weight
+            and self.tile_w % 16 != 0,
+            "atomic is for gradients of filters": self.atomic and not self.is_weight,
+        }
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -92,26 +94,11 @@ class GroupedConvKernel(DirectedConvKernel):
         """One brings the patches; of the filter's gradient, a thread of those that multiply."""
         return 0 if self.is_weight else 1
 
-    @property
-    def is_deterministic(self) -> bool:
-        return not self.atomic
-
     def slots(self, problem: ConvProblem) -> Slots:
         """Groups lie side by side."""
         read, wide = read_group(problem), written_group(problem)
         columns = -(-wide * problem.g // CHANNELS)
         return Slots(read, wide, read=CHANNELS * read // wide, written=CHANNELS, columns=columns)
-
-
-def _broken(k: GroupedConvKernel) -> list[str]:
-    """Rules between the traits of a kernel that it breaks."""
-    rules = {
-        "tiles, stages and blocks are at least 1": min(k.tile_h, k.stages, k.blocks) < 1,
-        "tile_w is a multiple of 8": k.tile_w < 8 or k.tile_w % 8 != 0,
-        "gradients of filters reduce over 16 pixels of a row": k.is_weight and k.tile_w % 16 != 0,
-        "atomic is for gradients of filters": k.atomic and not k.is_weight,
-    }
-    return [rule for rule, is_broken in rules.items() if is_broken]
 
 
 def read_group(p: ConvProblem) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_counted,
@@ -31,14 +29,12 @@ OTHER_REGISTERS = 112
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageConvKernel(DirectedConvKernel):
+class ImageConvKernel(CudaConvKernel):
     """One kernel for gradients of images of 1 to 4 channels, by whole periods of the stride.
 
     A tile is `tile_h` x `tile_w` places of the gradient that is read. Pixels of a period share its
     products, which are zero where no tap reaches: an Inf or NaN spreads to its neighbours.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", ("image",))
@@ -49,12 +45,15 @@ class ImageConvKernel(DirectedConvKernel):
     blocks: int = trait("b", (1, 2, 3, 4), doc="blocks a multiprocessor holds")
     spreads_nonfinite: bool = trait("spreads", (True,), default=True)
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        if self.tile_h * self.tile_w % (ROWS * WARPS):
-            raise KernelError(f"{self.name}: four warps take {ROWS} places of a line each")
-        if self.op_name not in OPS or not self.spreads_nonfinite:
-            raise KernelError(f"{self.name}: it computes {OPS[0]}, and spreads to neighbours")
+    def rules(self) -> dict[str, bool]:
+        is_other = self.op_name not in OPS or not self.spreads_nonfinite
+        return {
+            f"four warps take {ROWS} places of a line each": self.tile_h
+            * self.tile_w
+            % (ROWS * WARPS)
+            > 0,
+            f"it computes {OPS[0]}, and spreads to neighbours": is_other,
+        }
 
     @property
     def tile(self) -> tuple[int, int, int]:

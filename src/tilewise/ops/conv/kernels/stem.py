@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.errors import KernelError
-from tilewise.ops.conv.kernels.directed import DirectedConvKernel
+from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
     why_not_shared,
@@ -30,15 +28,13 @@ OTHER_REGISTERS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StemConvKernel(DirectedConvKernel):
+class StemConvKernel(CudaConvKernel):
     """One kernel for images of 3 or 4 channels, whose rows it takes as rows of elements.
 
     A tile is `tile_h` x `tile_w` pixels of the result and 64 channels. Runs of the filter are
     filled up with zeros, which meet the pixels that follow: an Inf or NaN spreads to its
     neighbours in the row.
     """
-
-    engine: ClassVar[str] = "cuda"
 
     op_name: str = field(metadata={"choices": OPS})
     family: str = trait("", ("stem",))
@@ -50,10 +46,17 @@ class StemConvKernel(DirectedConvKernel):
     atomic: bool = trait("atomic", (False, True), default=False, doc="slices added by atomics")
     spreads_nonfinite: bool = trait("spreads", (True,), default=True)
 
-    def __post_init__(self) -> None:
-        self.check_choices()
-        for broken in _broken(self):
-            raise KernelError(f"{self.name}: {broken}")
+    def rules(self) -> dict[str, bool]:
+        return {
+            f"it computes {' or '.join(OPS)}": self.op_name not in OPS,
+            "tiles, stages and blocks are at least 1": min(self.tile_h, self.stages, self.blocks)
+            < 1,
+            "pixels come by eight": self.tile_w < 8 or self.tile_w % 8 != 0,
+            "gradients of filters reduce over 16 pixels of a row": self.is_weight
+            and self.tile_w % 16 != 0,
+            "it spreads to neighbours": not self.spreads_nonfinite,
+            "atomic is for gradients of filters": self.atomic and not self.is_weight,
+        }
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -69,23 +72,6 @@ class StemConvKernel(DirectedConvKernel):
     def load_warps(self) -> int:
         """One brings the patches; of the filter's gradient, a thread of those that multiply."""
         return 0 if self.is_weight else 1
-
-    @property
-    def is_deterministic(self) -> bool:
-        return not self.atomic
-
-
-def _broken(k: StemConvKernel) -> list[str]:
-    """Rules between the traits of a kernel that it breaks."""
-    rules = {
-        f"it computes {' or '.join(OPS)}": k.op_name not in OPS,
-        "tiles, stages and blocks are at least 1": min(k.tile_h, k.stages, k.blocks) < 1,
-        "pixels come by eight": k.tile_w < 8 or k.tile_w % 8 != 0,
-        "gradients of filters reduce over 16 pixels of a row": k.is_weight and k.tile_w % 16 != 0,
-        "it spreads to neighbours": not k.spreads_nonfinite,
-        "atomic is for gradients of filters": k.atomic and not k.is_weight,
-    }
-    return [rule for rule, is_broken in rules.items() if is_broken]
 
 
 def chunks(p: ConvProblem) -> int:
