@@ -106,14 +106,18 @@ def checked(tool: str, seconds: float, families: str) -> Part:
     )
 
 
+APART = "tests/gpu/apart.py"
+"""Runs each test in a process of its own."""
+
+
 def parts() -> list[Part]:
     """The most telling first."""
-    apart, families = "tests/gpu/apart.py", "tests/gpu/test_families_gpu.py"
-    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "launch", "dispatch")]
-    whole = ("--whole", ",".join(tests[1:]))
-    sweep, wavelet = "benchmarks/sweep_convs.py", "benchmarks/wavelet.py"
-    models = "benchmarks/whole_models.py"
-    library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
+    return [*first_parts(), *contests(), *whole_programs(), *checks()]
+
+
+def first_parts() -> list[Part]:
+    """What all others build on: compiled kernels, which families hang, measurements."""
+    families, sweep = "tests/gpu/test_families_gpu.py", "benchmarks/sweep_convs.py"
     return [
         Part(
             name="objects",
@@ -126,9 +130,9 @@ def parts() -> list[Part]:
         Part(
             name="families",
             seconds=80,
-            command=script(apart, "--minutes", "{minutes}", "--seconds", "40", families),
+            command=script(APART, "--minutes", "{minutes}", "--seconds", "40", families),
             ahead=script("tests/gpu/family_cases.py", "--jobs", "{jobs}"),
-            dry=script(apart, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+            dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
         ),
         Part(
             name="sweep",
@@ -144,6 +148,13 @@ def parts() -> list[Part]:
             ),
             dry=script(sweep, "{work}/store", "--minutes", "0.3", "--dry-run", "--jobs", "2"),
         ),
+    ]
+
+
+def contests() -> list[Part]:
+    """Kernels beside the vendor's, and what the devices' counters say of them."""
+    wavelet = "benchmarks/wavelet.py"
+    return [
         *map(compared, ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")),
         Part(
             name="wavelet",
@@ -167,6 +178,14 @@ def parts() -> list[Part]:
             ),
             dry=script("benchmarks/wavelet_counters.py", "--help"),
         ),
+    ]
+
+
+def whole_programs() -> list[Part]:
+    """Models, and exported libraries."""
+    models = "benchmarks/whole_models.py"
+    library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
+    return [
         Part(
             name="fusion",
             seconds=60,
@@ -194,6 +213,14 @@ def parts() -> list[Part]:
             command=script(*library),
             ahead=script(*library, "--compile"),
         ),
+    ]
+
+
+def checks() -> list[Part]:
+    """Sanitizers, the demo, and the tests that are left."""
+    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "launch", "dispatch")]
+    whole = ("--whole", ",".join(tests[1:]))
+    return [
         checked("memcheck", 70, NEW_FAMILIES),
         checked("racecheck", 40, "padded or image"),
         checked("synccheck", 50, NEW_FAMILIES),
@@ -207,8 +234,8 @@ def parts() -> list[Part]:
             name="tests",
             seconds=60,
             least=0.3,
-            command=script(apart, "--minutes", "{minutes}", *whole, tests[0]),
-            dry=script(apart, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+            command=script(APART, "--minutes", "{minutes}", *whole, tests[0]),
+            dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
         ),
     ]
 

@@ -13,6 +13,7 @@ import pytest
 import tilewise
 
 SRC = Path(tilewise.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 FLOORS = [
     *("errors", "settings", "notices", "forks", "core", "archs", "ops", "engines", "problems"),
     *("data", "sweep", "learn", "selection", "export", "dispatch", "judge", "torch_ops"),
@@ -157,6 +158,10 @@ def is_kernel_body(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(d).split("(")[0].endswith("jit") for d in function.decorator_list)
 
 
+def lines_of(function: ast.FunctionDef) -> int:
+    return (function.end_lineno or 0) - function.lineno + 1
+
+
 def functions() -> list[tuple[str, ast.FunctionDef]]:
     """Every function but kernel bodies, and where it stands."""
     return [
@@ -167,9 +172,22 @@ def functions() -> list[tuple[str, ast.FunctionDef]]:
     ]
 
 
-def test_no_function_is_long() -> None:
-    long = [where for where, f in functions() if (f.end_lineno or 0) - f.lineno >= 60]
-    assert not long, f"60 lines at most: {long}"
+def elsewhere() -> list[tuple[Path, ast.Module]]:
+    """Scripts, tests and examples."""
+    folders = [ROOT / name for name in (".ci", "benchmarks", "examples", "tests")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in paths]
+
+
+def test_no_function_and_no_file_is_long() -> None:
+    long = []
+    for path, tree in (*parsed(), *elsewhere()):
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        bodies = sum(lines_of(one) for one in found if is_kernel_body(one))
+        names = [one.name for one in found if lines_of(one) > 60 and not is_kernel_body(one)]
+        whole = ["the file"] * (len(path.read_text().splitlines()) - bodies > 500)
+        long += [f"{path.relative_to(ROOT)}: {name}" for name in names + whole]
+    assert not long, f"60 lines a function and 500 a file at most, kernels aside: {long}"
 
 
 FROM_ELSEWHERE = ("torch_ops/__init__.py", "torch_ops/convolutions.py")
@@ -216,7 +234,7 @@ def test_a_file_has_a_name_of_its_own() -> None:
 
 
 def test_the_architecture_names_every_folder_and_setting() -> None:
-    text = (SRC.parents[1] / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text()
     folders = {p.name for p in SRC.iterdir() if p.is_dir() and not p.name.startswith("__")}
     missing = {name for name in folders - {"models"} if f"`{name}/`" not in text}
     assert not missing, f"folders that docs/architecture.md does not name: {missing}"
