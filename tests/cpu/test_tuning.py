@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from typer.testing import CliRunner
 
 import tilewise as tw
 from tilewise.cli.app import app
+from tilewise.core import plain_files
+from tilewise.core.plain_files import one_at_a_time
 from tilewise.dispatch import default_dispatcher
 from tilewise.engines.device import detect
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError, InputError, TilewiseError
 from tilewise.judge import trials
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.selection.measured import read_plan, section_of, write_plan
@@ -102,6 +105,25 @@ def test_files_keep_what_others_timed(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["sections"]) == 2
 
 
+def test_nothing_is_lost_where_several_write_at_once(tmp_path: Path) -> None:
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    problems = [GemmProblem(m=m, n=7, k=7) for m in range(1, 9)]
+    with ThreadPoolExecutor(len(problems)) as crew:
+        list(crew.map(lambda problem: write_plan(path, arch, {problem: {VENDOR: 2.0}}), problems))
+    assert set(read_plan(path, arch)) == set(problems)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_holds_a_folder_does_not_stop_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_files, "MOST_WAIT_S", 0.0)
+    path, arch = tmp_path / "plan.json", detect("cpu")
+    with one_at_a_time(tmp_path):
+        write_plan(path, arch, {PROBLEM: {VENDOR: 3.0}})
+    assert set(read_plan(path, arch)) == {PROBLEM}
+
+
 def test_times_of_other_versions_do_not_count(tmp_path: Path) -> None:
     path, arch = tmp_path / "plan.json", detect("cpu")
     write_plan(path, arch, {PROBLEM: {VENDOR: 3.0}})
@@ -160,7 +182,12 @@ def test_what_cannot_be_added_to_is_known_before_anything_is_timed(
 ) -> None:
     monkeypatch.setattr(trials, "_timed", lambda *_: pytest.fail("timed for nothing"))
     (tmp_path / "file").write_text("no plan")
-    for path in (tmp_path / "file", tmp_path / "file" / "plan.json", Path("/dev/null")):
+    torn = {**section_of(detect("cpu")), "problems": [{"problem": {}}]}
+    (tmp_path / "torn").write_text(json.dumps({"schema": 1, "sections": [torn]}))
+    paths = [tmp_path / "file", tmp_path / "file" / "plan.json", tmp_path / "torn"]
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    paths += [Path("/dev/null"), Path("/proc/nosuch/plan.json"), Path("x" * 300), tmp_path / "loop"]
+    for path in paths:
         with pytest.raises(FileError):
             tw.tune(nn.Linear(32, 16), torch.randn(4, 32), plan=path)
     problems = tmp_path / "problems.csv"
@@ -229,6 +256,15 @@ def test_the_command(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["rows"]
     assert row["kernel"] in row["us"]
     assert len(read_plan(plan, detect("cpu"))) == 1
+
+
+def test_what_is_not_here_is_not_timed(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.csv"
+    problems.write_text("M,N,K\n4,16,32\n")
+    words = ["tune", "--op", "gemm", "--problems", str(problems), "--out", str(tmp_path / "plan")]
+    assert isinstance(
+        CliRunner().invoke(app, [*words, "--arch", "gfx950"]).exception, TilewiseError
+    )
 
 
 def test_only_models_are_tuned() -> None:

@@ -32,11 +32,11 @@ def tune(
     from tilewise.problems.files import read_problems
     from tilewise.selection.measured import check_plan, write_plan
 
-    check_plan(plan)
+    device = resolve_arch(arch)
+    check_plan(plan, device)
     found = read_problems(problems, op, **({"dtype": dtype} if dtype else {}))
     for line in found.bad_lines:
         err.print(f"{problems}, {line}")
-    device = resolve_arch(arch)
     numbers = count(1)
     with telling(f"timing {len(found.problems)} problems") as tell:
         times = tune_problems(

@@ -7,8 +7,10 @@ reader wait for ever; a descriptor does none of these.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -18,6 +20,8 @@ from typing import BinaryIO
 
 MOST_BYTES = 1 << 30
 """Of any file that is read whole."""
+MOST_WAIT_S = 10.0
+"""For others who write to a folder, which takes them milliseconds."""
 
 
 def open_plain(
@@ -83,6 +87,31 @@ def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             scratch.unlink()
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Has processes that read a file here and write it anew wait for each other.
+
+    They wait `MOST_WAIT_S` at most, as anybody may hold a folder that they can read; where folders
+    cannot be locked they do not wait. Raises OSError where there is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    until = time.monotonic() + MOST_WAIT_S
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until:
+                    time.sleep(0.02)
+                    continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 _given = count()

@@ -11,9 +11,11 @@ from tilewise.core.problem import Problem
 from tilewise.dispatch import default_dispatcher
 from tilewise.dispatch.reshaping import reshaped_for
 from tilewise.engines import engines_for, get_engine
+from tilewise.engines.device import detect
 from tilewise.ops.contract import get_op
 from tilewise.selection.measured import Times
 from tilewise.sweep.bench import Bench
+from tilewise.sweep.device_info import as_arch
 
 TOP = 4
 
@@ -27,6 +29,7 @@ def tune_problems(
     on_done: Callable[[Problem, dict[str, float]], None] = lambda problem, times: None,
 ) -> Times:
     """Times for every problem that some kernel served rightly."""
+    as_arch(detect(arch.kind), arch.name)  # raises where the device here is another
     bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), problems)
     found: Times = {}
     for problem in dict.fromkeys(problems):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from tilewise import __version__
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.plain_files import read_plain
+from tilewise.core.plain_files import one_at_a_time, read_plain
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, InputError
@@ -103,12 +105,10 @@ def read_plan(path: Path, arch: Arch) -> Times:
     return found
 
 
-def check_plan(path: Path) -> None:
+def check_plan(path: Path, arch: Arch) -> None:
     """Raises where times could not be added to a file: better before they are taken than after."""
-    if path.exists():
-        _sections(path)
-    elif not path.parent.is_dir() and path.parent.exists():
-        raise FileError(f"{path} cannot be written: {path.parent} is no folder")
+    with _folder_of(path) as folder, TemporaryDirectory(prefix=".plan.", dir=folder):
+        _held(path, section_of(arch))
 
 
 def write_plan(path: Path, arch: Arch, times: Times) -> None:
@@ -116,16 +116,30 @@ def write_plan(path: Path, arch: Arch, times: Times) -> None:
     from tilewise.problems.lines import replace_text
 
     wanted = section_of(arch)
-    sections = _sections(path) if path.exists() else []
-    held = _times_of(path, [s for s in sections if _is_of(s, wanted)])
-    rows = [{"problem": p.to_dict(), "us": of} for p, of in {**held, **times}.items()]
-    others = [s for s in sections if not _is_of(s, wanted)]
-    text = json.dumps({"schema": SCHEMA, "sections": [*others, {**wanted, "problems": rows}]})
+    with _folder_of(path) as folder, one_at_a_time(folder):
+        others, held = _held(path, wanted)
+        rows = [{"problem": p.to_dict(), "us": of} for p, of in {**held, **times}.items()]
+        text = json.dumps({"schema": SCHEMA, "sections": [*others, {**wanted, "problems": rows}]})
+        replace_text(path, text)
+
+
+@contextmanager
+def _folder_of(path: Path) -> Iterator[Path]:
+    """The folder of a plan file, made if needed."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}") from None
-    replace_text(path, text)
+        folder = path.resolve().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except (OSError, RuntimeError) as error:  # of links in a loop
+        why = getattr(error, "strerror", None) or error
+        raise FileError(f"{str(path)[:200]} cannot be written: {why}") from None
+
+
+def _held(path: Path, wanted: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Times]:
+    """The sections of a file that are others', and the times of ours; nothing where it is new."""
+    sections = _sections(path) if path.exists() else []
+    others = [section for section in sections if not _is_of(section, wanted)]
+    return others, _times_of(path, [s for s in sections if _is_of(s, wanted)])
 
 
 def _is_of(section: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -44,9 +44,9 @@ def tune(
     """
     require_module(model)
     path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
-    check_plan(path)
-    problems = _problems(model, inputs)
     arch = arch_of(model, inputs)
+    check_plan(path, arch)
+    problems = _problems(model, inputs)
     times = tune_problems(problems, arch, top=top)
     write_plan(path, arch, times)
     use_plan(path)
