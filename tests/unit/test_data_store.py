@@ -20,6 +20,7 @@ from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.data import check as check_module
 from tilewise.data.check import check
 from tilewise.data.exporting import export_csv
+from tilewise.data.forget import forget_faults
 from tilewise.data.journal import Journal
 from tilewise.data.merge import merge
 from tilewise.data.publish import publish
@@ -353,6 +354,52 @@ def test_a_row_that_a_sweep_is_writing_is_not_renumbered(tmp_path: Path) -> None
         merge(store, [old])
     assert len(list(Store(store).measurements(latest=False))) == 2
     journal.file.remove()
+
+
+def test_a_journal_that_is_folded_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, old, journals = tmp_path / "store", tmp_path / "old", Store.journals
+    write_rows(old, [row(1, run_id="old", measured_at=1.0)])
+    writer = Store(store, create=True).writer()
+    writer.append([row(1, measured_at=2.0)])
+
+    asked = []
+
+    def folded(home: Store) -> list[Path]:
+        """The sweep ends right after its journal was seen by the merge itself."""
+        found = journals(home)
+        if home.path == store:
+            asked.append(found)
+        if len(asked) == 2:
+            writer.close()
+        return found
+
+    monkeypatch.setattr(Store, "journals", folded)
+    assert merge(store, [old]).rows == 2
+    attempts = sorted(r.attempt for r in Store(store).measurements(latest=False))
+    assert attempts == [0, 1]
+
+
+def test_shards_are_written_anew_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two merges of one store would add its rows twice."""
+    write_rows(tmp_path / "one", [row(1)])
+    refused = []
+
+    def meanwhile(what: str) -> None:
+        if "in order" in what:
+            for other in (
+                lambda: merge(tmp_path / "both", [tmp_path / "one"]),
+                lambda: forget_faults(tmp_path / "both"),
+            ):
+                with pytest.raises(StoreError, match="run again when it has ended"):
+                    other()
+                refused.append(other)
+
+    merge(tmp_path / "both", [tmp_path / "one"], meanwhile)
+    assert len(refused) == 2
+    assert len(list(Store(tmp_path / "both").measurements(latest=False))) == 1
+    assert merge(tmp_path / "both", [tmp_path / "one"]).added == 0
 
 
 def test_a_refused_merge_leaves_no_store_behind(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ def forget_faults(path: Path | str) -> int:
     store.recover()
     if store.journals():
         raise StoreError(f"a sweep writes to {path}; let it end, or stop it, then forget")
-    for shard in store.shards():
-        table = read_shard(shard)
-        is_fault = faults(table)
-        if is_fault.any():
-            write_shard(shard, table.filter(~is_fault))
-            forgotten += int(is_fault.sum())
+    with store.rewriting():
+        for shard in store.shards():
+            table = read_shard(shard)
+            is_fault = faults(table)
+            if is_fault.any():
+                write_shard(shard, table.filter(~is_fault))
+                forgotten += int(is_fault.sum())
     return forgotten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -74,15 +75,21 @@ def merge(target: Path | str, sources: Sequence[Path | str], tell: Tell = silent
         incoming += found
     # Made only now: sources that cannot be read leave no empty store behind.
     home = Store(target, create=True)
+    with home.rewriting():
+        return _merged(home, incoming, tell)
+
+
+def _merged(home: Store, incoming: Sequence[Measurement], tell: Tell) -> Merged:
+    """Rows put into a store that nobody else writes anew."""
     home.recover()
-    tell(f"reading {target}")
+    tell(f"reading {home.path}")
+    under_way = _under_way(home)
     shards = {path: list(from_table(read_shard(path))) for path in home.shards()}
-    under_way = [row for path in home.journals() for row in read_journal(path).rows]
     held = {_bare(row) for row in (*chain.from_iterable(shards.values()), *under_way)}
     attempts = _attempts([*chain.from_iterable(shards.values()), *under_way, *incoming])
     if any(attempts[_bare(row)] != row.attempt for row in under_way):
         raise InputError(
-            f"a sweep is writing rows to {target} that older ones must come before; "
+            f"a sweep is writing rows to {home.path} that older ones must come before; "
             "merge when it has ended"
         )
     tell(f"putting {len(attempts):,} rows in order")
@@ -92,11 +99,20 @@ def merge(target: Path | str, sources: Sequence[Path | str], tell: Tell = silent
         numbered = list(dict.fromkeys(_as(r, attempts[_bare(r)]) for r in rows))
         if numbered != rows:
             write_shard(path, to_table(numbered))
-    write_rows(target, added)
+    write_rows(home.path, added)
     result = Merged(rows=len(held) + len(added), added=len(added))
     result.known = len(incoming) - len(added)
     _compare(attempts, held, result)
     return result
+
+
+def _under_way(home: Store) -> list[Measurement]:
+    """Rows in journals, to be read before shards: one that is folded meanwhile is in a shard."""
+    found: list[Measurement] = []
+    for path in home.journals():
+        with suppress(FileNotFoundError):
+            found += read_journal(path).rows
+    return found
 
 
 def _place(path: Path) -> Path:

@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -120,6 +121,19 @@ class Store:
         except OSError as error:
             raise _unwritable(self.path, error) from None
         return self._take(folder / name, create=True)
+
+    @contextmanager
+    def rewriting(self) -> Iterator[None]:
+        """The sole right to write shards anew, which two at once would undo for each other."""
+        held = self.claim("shards")
+        if held is None:
+            raise StoreError(
+                f"another process writes shards of {self.path} anew; run again when it has ended"
+            )
+        try:
+            yield
+        finally:
+            held.remove()
 
     def _take(self, path: Path, *, create: bool) -> LockedFile | None:
         try:
