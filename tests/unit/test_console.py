@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tilewise.cli import console
@@ -45,3 +47,11 @@ def test_numbers_stand_right_though_some_are_missing(
     head = next(line for line in lines if "NumPy" in line)
     row = next(line for line in lines if "19.5" in line)
     assert row.index("19.5") + len("19.5") == head.index("NumPy") + len("NumPy")
+
+
+def test_what_is_no_json_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    console.emit({"us": float("inf"), "rates": [float("nan"), 1.0]})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "us": None,
+        "rates": [None, 1.0],
+    }

@@ -136,6 +136,7 @@ def test_duplicates_are_found(tmp_path: Path) -> None:
         {"rel_error": float("inf")},
         {"repeats": -1},
         {"min_us": 11.0},
+        {"min_us": 1e-310},
     ],
 )
 def test_impossible_numbers_are_found(tmp_path: Path, changes: dict[str, object]) -> None:

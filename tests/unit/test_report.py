@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resealing import copied, resealed
 from typer.testing import CliRunner
 
 from tilewise.cli.app import app
 from tilewise.core.measurement import Measurement
 from tilewise.data.store import Store, write_rows
-from tilewise.errors import InputError
+from tilewise.errors import InputError, ModelError
+from tilewise.report.page import _data, importances_of
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "datasets" / "emerald" / "conv_bwd_weight"
@@ -90,6 +92,36 @@ def test_words_from_a_store_are_no_markup(some_rows: list[Measurement], tmp_path
     done = run("report", tmp_path / "store", "--out", tmp_path / "r.html")
     assert done.exit_code == 0, done.stderr
     assert "<img" not in (tmp_path / "r.html").read_text().split("<script>")[0]
+
+
+@pytest.mark.parametrize("share", ["NaN", "-0.1", "1e999", "1" + 400 * "0", '"0.5"', "[]"])
+def test_shares_that_cannot_be_are_refused(small_model: Path, tmp_path: Path, share: str) -> None:
+    folder = copied(small_model, tmp_path / "m")
+    resealed(folder, {"importances.json": f'{{"p_m": {share}}}'.encode()})
+    with pytest.raises(ModelError, match="no share"):
+        importances_of(folder)
+
+
+def test_a_store_of_failures_alone_has_a_page(some_rows: list[Measurement], tmp_path: Path) -> None:
+    dead = {"status": "timeout", "time_us": None, "tflops": None, "gb_s": None, "min_us": None}
+    write_rows(tmp_path / "store", [replace(row, **dead) for row in some_rows])
+    done = run("report", tmp_path / "store", "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.stderr
+    assert set(content(tmp_path / "page.html")["plots"]) == {"failures"}
+
+
+def test_times_that_cannot_be_are_refused(some_rows: list[Measurement], tmp_path: Path) -> None:
+    """Rates of 1e-310 us are infinite."""
+    write_rows(tmp_path / "store", [replace(r, time_us=r.time_us and 1e-310) for r in some_rows])
+    with pytest.raises(InputError, match="`data check` lists such rows"):
+        run("report", tmp_path / "store", "--out", tmp_path / "page.html")
+
+
+def test_what_overflows_is_null_on_the_page() -> None:
+    assert json.loads(_data({"y": (1.0, float("inf"), float("nan")), "x": "<"})) == {
+        "y": [1.0, None, None],
+        "x": "<",
+    }
 
 
 def test_a_shipped_model_is_judged_as_it_noted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tilewise.core.problem import Problem, spell_problem
+from tilewise.core.strict_json import finite
 from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import is_stream
@@ -73,7 +74,7 @@ err = PlainConsole(stderr=True)
 
 def emit(value: Any) -> None:
     """`value` as JSON on stdout, and nothing else there."""
-    sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
+    sys.stdout.write(json.dumps(finite(value), indent=1, default=str) + "\n")
 
 
 def say(text: str) -> None:

@@ -1,11 +1,13 @@
 """JSON from outside: doubled keys and bottomless nesting are a ValueError, like all else.
 
-Of two values under one key Python keeps the last in silence, and another reader the first.
+Of two values under one key Python keeps the last in silence, and another reader the first. What is
+written for others holds null where Python would write `Infinity` or `NaN`, which are no JSON.
 """
 
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 
 
@@ -36,3 +38,12 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(text, at)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def finite(value: Any) -> Any:
+    """The value with null in place of numbers that JSON does not hold."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -12,7 +12,14 @@ from typing import Any
 
 from tilewise.core.arch import devices, known_archs, load_arch
 from tilewise.core.faults import fault_of
-from tilewise.core.measurement import STAGES, STATUSES, Measurement, row_key, what_is_timed
+from tilewise.core.measurement import (
+    LEAST_US,
+    STAGES,
+    STATUSES,
+    Measurement,
+    row_key,
+    what_is_timed,
+)
 from tilewise.core.telling import Tell, silent
 from tilewise.data.derived import part_key
 from tilewise.data.journal import LockedFile, read_journal
@@ -212,7 +219,7 @@ def impossible(row: Measurement) -> list[str]:
         found.append("it is ok but has no time")
     for name in ("time_us", "min_us"):
         value = getattr(row, name)
-        if value is not None and not (isfinite(value) and value > 0):
+        if value is not None and not (isfinite(value) and value >= LEAST_US):
             found.append(f"{name} is {value:g}")
     for name in ("spread_us", "tflops", "gb_s", "rel_error", "compile_s"):
         value = getattr(row, name)

@@ -14,6 +14,7 @@ import tilewise
 from tilewise.core.model import load_model
 from tilewise.core.problem import spell_problem
 from tilewise.core.sealed import SealedFolder
+from tilewise.core.strict_json import finite
 from tilewise.core.telling import Tell, silent
 from tilewise.errors import InputError, ModelError, why_missing
 from tilewise.learn.dataset import from_stores
@@ -90,11 +91,16 @@ def importances_of(folder: Path | None) -> dict[str, float] | None:
     sealed = SealedFolder(folder)
     if not sealed.holds("importances.json"):
         return None
+    found = sealed.json("importances.json")
     try:
-        found = sealed.json("importances.json")
-        return {str(name): float(gain) for name, gain in found.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder} is damaged: importances.json: {error}") from None
+        wrong = [gain for gain in found.values() if not 0 <= gain <= 1]
+    except (TypeError, AttributeError):
+        wrong = [found]
+    if wrong:
+        raise ModelError(
+            f"{folder} is damaged: importances.json holds {str(wrong[0])[:60]}, which is no share"
+        )
+    return dict(found)
 
 
 def plotly_script() -> str:
@@ -245,8 +251,8 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _data(value: Any) -> str:
-    """JSON that no parser of HTML takes for markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """JSON that no parser of HTML takes for markup; what overflowed is left out of plots."""
+    text = json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -17,7 +17,7 @@ _BINS = 30
 
 def plots(facts: Facts) -> dict[str, Plot]:
     """Every plot that the facts allow, by the name of its place on the page."""
-    found = {"roofline": roofline(facts)}
+    found = {"roofline": roofline(facts)} if facts.points else {}
     if facts.choices is not None:
         found["efficiency"] = distribution(facts.choices)
         if any(row["chosen_us"] for row in facts.choices.rows):
