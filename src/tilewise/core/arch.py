@@ -103,7 +103,7 @@ class Arch:
             held = {name: _frozen(value) for name, value in values.items()}
             held |= {"features": frozenset(held.get("features", ()))}
             for name, value in held.items():
-                wrong = _wrong_type(name, value)
+                wrong = wrong_type(name, value)
                 if wrong:
                     raise TypeError(f"{name} is {str(value)[:60]!r}; it must be {wrong}")
             arch = cls(**held)
@@ -130,6 +130,8 @@ _OPTIONAL = {
     "warp_splits",
     "features",
 }
+FIGURES = (*(name for name, f in _FIELDS.items() if f.type in ("int", "float")), "peak_tflops")
+"""What is a number, or a number per dtype."""
 _TEXT = {"name", "device", "vendor", "kind"}
 _REAL = {"memory_gb_s", "launch_us"}
 _OWN_WORD = ("derived", "estimate", "measured")
@@ -258,7 +260,7 @@ def _build(data: Mapping[str, Any], name: str, device: str) -> Arch:
         value = _frozen(entry["value"])
         if figure in _REAL and type(value) is int:
             value = float(value)
-        wrong = _wrong_type(figure, value)
+        wrong = wrong_type(figure, value)
         if wrong:
             raise ArchError(f"{name}.toml: {figure} is {entry['value']!r}; it must be {wrong}")
         values[figure] = value
@@ -269,7 +271,7 @@ def _build(data: Mapping[str, Any], name: str, device: str) -> Arch:
     return arch
 
 
-def _wrong_type(figure: str, value: Any) -> str:
+def wrong_type(figure: str, value: Any) -> str:
     """What the figure must be, where it is not; empty where it is."""
     if figure in _TEXT:
         return "" if isinstance(value, str) and value.isprintable() else "text of one line"

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.arch import Arch, load_arch
+from tilewise.core.arch import FIGURES, Arch, load_arch, wrong_type
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.exchange import exchanged
@@ -384,11 +384,15 @@ def _check_figures(model: Model) -> None:
     """Raises where the measured device is no device of the architecture."""
     manifest = model.manifest
     for figures in (manifest.get("figures", {}), *manifest.get("stands", ())):
-        peaks = figures.get("peak_tflops", {})
-        plain = [value for name, value in figures.items() if name != "peak_tflops"]
-        for value in (*plain, *peaks.values()):
-            if type(value) not in (int, float) or not 0 <= value < 1e18:
-                raise ValueError(f"{MANIFEST}: a figure is {value!r}; figures are numbers")
+        for name, value in figures.items():
+            if name not in FIGURES:
+                raise ValueError(f"{MANIFEST}: {name[:60]!r} is no figure of an architecture")
+            wrong = wrong_type(name, value)
+            numbers = value.values() if isinstance(value, dict) else [value]
+            if wrong or not all(0 <= number < 1e18 for number in numbers):
+                raise ValueError(
+                    f"{MANIFEST}: {name} is {str(value)[:60]}; it must be {wrong or 'below 1e18'}"
+                )
     for a in model.stands:
         if min(a.compute_units, a.clock_mhz, a.memory_gb_s, *a.peak_tflops.values()) <= 0:
             raise ValueError(f"{MANIFEST}: a figure is 0")

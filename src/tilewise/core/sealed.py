@@ -144,3 +144,6 @@ def _check_kinds(path: Path, manifest: Mapping[str, Any]) -> None:
     for name in ("figures", "params"):
         if not isinstance(manifest.get(name, {}), dict):
             raise ModelError(f"{path} is damaged: {MANIFEST}: {name} is no object")
+    stands = manifest.get("stands", [])
+    if not isinstance(stands, list) or not all(isinstance(each, dict) for each in stands):
+        raise ModelError(f"{path} is damaged: {MANIFEST}: stands is no list of objects")
