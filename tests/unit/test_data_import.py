@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,27 @@ class TestCommandLine:
             run(problems_cli.app, "capture", script)
         script.write_text("raise SystemExit(3)\n")
         with pytest.raises(InputError, match="exit code 3"):
+            run(problems_cli.app, "capture", script)
+
+    def test_capture_of_a_program_that_goes_its_own_ways(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("torch")
+        script, elsewhere = tmp_path / "program.py", tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.chdir(tmp_path)
+        script.write_text(
+            f"import os, sys, torch\nos.chdir({str(elsewhere)!r})\nsys.path.pop(0)\n"
+            "torch.ones(3, 4) @ torch.ones(4, 5)\n"
+        )
+        before = list(sys.path)
+        run(problems_cli.app, "capture", script, "--out", "found.csv")
+        assert (tmp_path / "found.csv").exists() and not any(elsewhere.iterdir())
+        assert sys.path == before
+        script.write_text(
+            "class Own(BaseException):\n    def __str__(self): raise ValueError\nraise Own\n"
+        )
+        with pytest.raises(InputError, match=r"failed in .*program\.py:3: .*Own"):
             run(problems_cli.app, "capture", script)
 
     def test_coverage_says_which_empty_pairs_it_counts(self, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -236,32 +237,26 @@ def capture(
 ) -> None:
     """Records the products and convolutions of a PyTorch program."""
     import runpy
-    from contextlib import redirect_stdout
 
     from tilewise.problems.capture import capture as recording
 
     check_free(file, force)
     if not script.is_file():
         raise FileError(f"{script} is not a file; give a Python program")
-    arguments, folder = sys.argv, str(script.resolve().parent)
-    sys.argv = [str(script), *context.args]
-    sys.path.insert(0, folder)
     try:
-        # What the program prints must not mix with our own output.
-        with redirect_stdout(sys.stderr), recording() as seen:
+        with _as_program(script, context.args), recording() as seen:
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise InputError(f"{script} ended with exit code {stop.code}") from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # programs raise what they like
         if isinstance(error, ModuleNotFoundError) and why_missing(error):
             raise  # without PyTorch there is nothing to record
         *_, last = traceback.extract_tb(error.__traceback__)
-        said = f"{type(error).__name__}: {error}"
+        said = traceback.format_exception_only(error)[-1].strip()
         raise InputError(f"{script} failed in {last.filename}:{last.lineno}: {said}") from error
-    finally:
-        sys.argv = arguments
-        sys.path.remove(folder)
     found = ProblemSet()
     for problem, labels in seen:
         if op in ("", problem.op):
@@ -269,6 +264,19 @@ def capture(
     if not found.problems:
         raise InputError(f"{script} computed no {op or 'convolution or matrix product'}")
     _give(found, file, as_json, skipped=dict(seen.skipped))
+
+
+@contextmanager
+def _as_program(script: Path, words: Sequence[str]) -> Iterator[None]:
+    """What a program finds when Python runs it; what it changes of that is put back."""
+    before = sys.argv, sys.path
+    sys.argv, sys.path = [str(script), *words], [str(script.resolve().parent), *sys.path]
+    try:
+        # What the program prints must not mix with our own output.
+        with redirect_stdout(sys.stderr), chdir("."):
+            yield
+    finally:
+        sys.argv, sys.path = before
 
 
 def _list_networks(as_json: bool) -> None:
