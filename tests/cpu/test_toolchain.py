@@ -81,17 +81,26 @@ def test_the_cache_is_private(cache: Path) -> None:
         compile_units([answer(4)])
 
 
-def test_a_compiler_that_writes_nothing_is_the_machines_fault(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("echo fake 1.0", "wrote no library"),
+        (r"printf 'f\377ke 1.0\n'", "wrote no library"),
+        ('[ "$1" = --version ] && exec echo fake 1.0; kill -40 $$', "killed by signal 40"),
+    ],
+    ids=["writes nothing", "tells no text", "ends by a signal without a name"],
+)
+def test_a_compiler_that_does_not_work_is_the_machines_fault(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
 ) -> None:
     fake = tmp_path / "fake-c++"
-    fake.write_text("#!/bin/sh\necho fake 1.0\n")
+    fake.write_text(f"#!/bin/bash\n{does}\n")
     fake.chmod(0o755)
     monkeypatch.setenv("TILEWISE_CXX", str(fake))
     settings.cache_clear()
     find_compiler.cache_clear()
     try:
-        with pytest.raises(MachineError, match="wrote no library"):
+        with pytest.raises(MachineError, match=told):
             compile_units([answer(8)])
     finally:
         monkeypatch.delenv("TILEWISE_CXX")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 ATTEMPTS = 3
@@ -48,3 +49,11 @@ def first_line(texts: Sequence[str]) -> str:
     """The first line that says something."""
     lines = (line.strip() for text in texts for line in text.splitlines())
     return next((line for line in lines if line), "it says nothing")
+
+
+def signal_name(number: int) -> str:
+    """What ended a process; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from tilewise.core.faults import ATTEMPTS, fault_in, first_line
+from tilewise.core.faults import ATTEMPTS, fault_in, first_line, signal_name
 from tilewise.core.identity import digest
 from tilewise.core.plain_files import open_plain, path_of, read_plain
 from tilewise.core.strict_json import loads
@@ -77,7 +76,9 @@ def find_compiler() -> Compiler | None:
         if path is None:
             continue
         try:
-            shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
+            shown = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, errors="replace", timeout=30
+            )
         except (OSError, subprocess.TimeoutExpired):
             continue
         if shown.returncode == 0 and shown.stdout.strip():
@@ -269,7 +270,7 @@ def _run_compiler(unit: Unit, compiler: Compiler, made: Path) -> tuple[str, bool
             return f"no result after {COMPILE_TIMEOUT_S} s", False
         log = ran.stderr
         if ran.returncode < 0:
-            log += f"\nthe compiler was killed by {signal.Signals(-ran.returncode).name}"
+            log += f"\nthe compiler was killed by {signal_name(-ran.returncode)}"
         elif "signal terminated program" not in log:
             break
     if ran.returncode:

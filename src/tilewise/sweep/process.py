@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tilewise.core.faults import signal_name
 from tilewise.errors import ExecutionError, InputError, MachineError
 
 START_S = 300.0
@@ -139,12 +140,12 @@ class WorkerProcess:
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return "out_of_memory", "memory ran out, and the system ended the worker"
         if -code in _FROM_OUTSIDE:
-            return KILLED, f"the worker was killed by {_signal_name(-code)}, from outside"
+            return KILLED, f"the worker was killed by {signal_name(-code)}, from outside"
         out_of_memory = any(
             word in said for word in ("bad_alloc", "Cannot allocate memory", "out of memory")
         )
         status = "out_of_memory" if out_of_memory else "crash"
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         return status, f"the worker was {how}. {said}" if code < 0 else f"the worker {how}. {said}"
 
     def said(self) -> str:
@@ -162,10 +163,3 @@ def _oom_kills() -> int:
         return 0
     found = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
