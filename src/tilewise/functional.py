@@ -58,11 +58,12 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
     """x Wᵀ + b for x [..., K] and weight [N, K], then `relu`, `gelu` or `silu` if asked."""
     if not isinstance(x, np.ndarray):
         return (_torch_ops or _of_tensors(x, weight)).linear(x, weight, bias, activation)
-    activate = _activation(activation)
+    activate, rank = _activation(activation), _array("weight", weight).ndim
+    if rank != 2 and (rank != 1 or bias is not None):
+        raise TensorError(f"weight has {rank} dimensions; a linear layer's has 2, [N, K]")
     if bias is None and activate is None:
-        return matmul(x, _array("weight", weight).T)
-    wide = partial(run_matmul, out_dtype=_wide(x, bias))
-    result = product_of_any(x, _array("weight", weight).T, wide)
+        return matmul(x, weight.T)
+    result = product_of_any(x, weight.T, partial(run_matmul, out_dtype=_wide(x, bias)))
     if bias is not None:
         _check_array("bias", bias, x, weight.shape[:1])
         result = result + bias
@@ -202,7 +203,7 @@ def _check_array(name: str, given: Any, x: Any, shape: tuple[int, ...]) -> None:
 def _activation(name: str | None) -> Callable[[Any], Any] | None:
     """What is done to an array last, or None."""
     known = {None: None, "none": None, "relu": _relu, "gelu": _gelu, "silu": _silu}
-    if name not in known:
+    if not isinstance(name, str | None) or name not in known:
         raise TensorError(f"activation is {name!r}; use one of none, relu, gelu, silu")
     return known[name]
 

@@ -89,11 +89,22 @@ def test_settings_that_cannot_be_looked_up_serve_all_the_same() -> None:
         assert np.array_equal(tw.conv2d(x, w, stride=[2, 1]), tw.conv2d(x, w, stride=(2, 1)))
 
 
-def test_settings_of_other_types_are_refused_the_second_time_too() -> None:
+@pytest.mark.parametrize("stride", [1.0, (1.0, 1)])
+def test_settings_of_other_types_are_refused_the_second_time_too(stride: Any) -> None:
     x, w = drawn(1, 4, 6, 6), drawn(4, 4, 3, 3)
-    tw.conv2d(x, w, stride=1)
+    tw.conv2d(x, w, stride=(1, 1) if isinstance(stride, tuple) else 1)
     with pytest.raises(InputError, match="pass one integer"):
-        tw.conv2d(x, w, stride=1.0)  # type: ignore[arg-type]
+        tw.conv2d(x, w, stride=stride)
+
+
+def test_layers_that_are_none_are_refused() -> None:
+    x, w = drawn(2, 3), drawn(5, 3)
+    assert np.allclose(tw.linear(x, w[0]), x @ w[0])
+    for weight, bias in ((drawn(5, 3, 3), None), (w[0], w[0]), (np.zeros((), np.float32), None)):
+        with pytest.raises(TensorError, match="dimensions"):
+            tw.linear(x, weight, bias)
+    with pytest.raises(TensorError, match="use one of none"):
+        tw.linear(x, w, None, ["relu"])  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_copied_or_empty_are_served_each_time() -> None:

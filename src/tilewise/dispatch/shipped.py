@@ -46,7 +46,7 @@ def convolve_arrays(
 ) -> Any:
     """`run_conv` of NumPy arrays, forward; likewise."""
     key: Any = (rank, *_stored(x), *_stored(w), None if out is None else _stored(out))
-    key = (*key, *layer.values(), *map(type, layer.values()), deterministic)  # 1.0 is no 1
+    key = (*key, *layer.values(), *map(_kind, layer.values()), deterministic)
     try:
         call = CALLS.get(key)
     except TypeError:  # a list of strides, say
@@ -60,6 +60,11 @@ def convolve_arrays(
     if result is None:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
     return result
+
+
+def _kind(value: Any) -> Any:
+    """The type of a setting, and of what it holds: 1.0 and True equal 1, and are none."""
+    return (tuple, *map(type, value)) if isinstance(value, tuple) else type(value)
 
 
 def _stored(array: Any) -> tuple[Any, ...]:
