@@ -258,7 +258,7 @@ def test_devices_travel_as_plain_data() -> None:
 def test_a_budget_that_ends_before_the_first_row_is_not_called_nothing_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tell(Summary(stopped="budget", remaining=7), "store")
+    tell(Summary(stopped="budget", remaining=7))
     told = capsys.readouterr().out
     assert "none yet" in told and "7 to go" in told and "nothing" not in told
 

@@ -192,6 +192,20 @@ def test_bad_input_is_two_and_one_clear_message(words: list[str], says: str) -> 
     assert "Traceback" not in ran.stderr
 
 
+def test_wrong_words_are_told_where_the_right_ones_stand() -> None:
+    assert tilewise("sweep").stderr.endswith(
+        "Missing argument 'store'; see `python -m tilewise sweep -h`\n"
+    )
+    assert tilewise("rnk").stderr.endswith("Did you mean 'rank'?\n")
+
+
+@pytest.mark.parametrize("group", [(), ("data",)])
+def test_no_words_at_all_show_the_help(group: tuple[str, ...]) -> None:
+    ran = tilewise(*group)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == tilewise(*group, "-h").stdout
+
+
 def test_an_interrupt_while_modules_are_imported_is_no_traceback() -> None:
     code = """
 import sys

@@ -93,7 +93,10 @@ def test_evaluate_and_compare(trained: tuple[Path, dict[str, Any]], store: Path)
     found = json.loads(done.stdout)
     assert found["efficiency"]["mean"] == pytest.approx(report["efficiency"]["mean"])
     assert found["problems_unseen"] == 0
-    assert run("evaluate", folder, store).exit_code == 0
+    done = run("evaluate", folder, store)
+    assert done.exit_code == 0
+    headings = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("by ")]
+    assert headings == [name for name, groups in found["slices"].items() if len(groups) > 1]
 
 
 def test_a_worse_model_is_told_from_a_better_one(

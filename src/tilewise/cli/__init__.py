@@ -45,7 +45,7 @@ def _run() -> None:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # what cannot be written is told below, not while Python ends
     except usage_error as error:
-        _fail(error.format_message(), 2)
+        _fail_usage(error)
     except TilewiseError as error:
         is_given = isinstance(error, InputError | ModelError | StoreError)
         _fail(str(error), 2 if is_given else 1)
@@ -88,6 +88,17 @@ def _can_print() -> bool:
         _drop_output()
         return False
     return True
+
+
+def _fail_usage(error: Any) -> None:
+    """Ends with what is wrong with the words given, and where to read which are right."""
+    told = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":  # of typer's click or of the installed one
+        sys.stderr.write(f"{told}\n")
+        raise SystemExit(2)
+    if error.ctx is not None and not told.endswith("?"):
+        told = f"{told.rstrip('.')}; see `{error.ctx.command_path} -h`"
+    _fail(told, 2)
 
 
 def _fail(message: str, code: int) -> None:

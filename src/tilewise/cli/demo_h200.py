@@ -26,7 +26,7 @@ _REASONS = 3
 
 def of_h200(datasets: Path) -> dict[str, Any]:
     """What the shipped models choose for an H200, why, and how good such choices were there."""
-    say("nothing runs here: the shipped models rank some hundred kernels by their predicted time")
+    say("nothing runs here: the shipped models rank a few hundred kernels by their predicted time")
     rows = []
     with telling("compiling the models"):
         for problem in PROBLEMS:

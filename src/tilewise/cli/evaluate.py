@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,16 +73,27 @@ def evaluate(
         f"{report['problems_out_of_fold']} out of fold",
         report,
     )
-    for name, groups in report["slices"].items():
-        rows = [[g, v["problems"], v["mean"], v["p10"], v["min"]] for g, v in groups.items()]
-        table(f"by {name}", [name, "problems", "mean", "p10", "min"], rows)
-    out.print(
-        "the worst: % of the best and problem, what was chosen, what was best", soft_wrap=True
-    )
-    for worst in report["worst"]:
-        out.print(f"  {worst['efficiency']:5.1f}  {spell_values(worst['problem'])}", soft_wrap=True)
-        out.print(f"         {worst['chosen']}\n         {worst['best']}", soft_wrap=True)
+    _show_parts(report)
     return None
+
+
+def _show_parts(report: dict[str, Any]) -> None:
+    """Groups of problems, but for those that hold all of them; then the worst choices."""
+    for name, groups in report["slices"].items():
+        if len(groups) > 1:
+            rows = [
+                [group.strip(), v["problems"], v["mean"], v["p10"], v["min"]]
+                for group, v in groups.items()
+            ]
+            table(f"by {name}", [name, "problems", "mean", "p10", "min"], rows)
+    wrong = [row for row in report["worst"] if row["chosen"] != row["best"]]
+    if wrong:
+        out.print(
+            "the worst: % of the best and problem, what was chosen, what was best", soft_wrap=True
+        )
+    for row in wrong:
+        out.print(f"  {row['efficiency']:5.1f}  {spell_values(row['problem'])}", soft_wrap=True)
+        out.print(f"         {row['chosen']}\n         {row['best']}", soft_wrap=True)
 
 
 def _show_left_out(label: str, groups: dict[str, dict[str, float]], as_json: bool) -> None:

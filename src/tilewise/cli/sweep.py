@@ -132,7 +132,7 @@ def sweep(
             on_event=on_event,
         )
     if not as_json:
-        tell(summary, store)
+        tell(summary)
     raise typer.Exit(130 if summary.stopped == "interrupted" else 0)
 
 
@@ -207,7 +207,7 @@ def _labels(session: Session, found: ProblemFile, top: int) -> list[str]:
     ]
 
 
-def tell(summary: Summary, store: str) -> None:
+def tell(summary: Summary) -> None:
     """The end of the sweep, for people."""
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.by_status.most_common())
     counts = counts or ("none yet" if summary.stopped else "nothing to do")
@@ -219,4 +219,4 @@ def tell(summary: Summary, store: str) -> None:
     )
     if summary.stopped:
         why = "the budget is spent" if summary.stopped == "budget" else "stopped"
-        out.print(f"{why}; {summary.remaining:,} to go: run the same command to carry on {store}")
+        out.print(f"{why}; {summary.remaining:,} to go: run the same command to carry on")
