@@ -73,7 +73,9 @@ def test_a_report_has_every_section(page: Path) -> None:
     assert len(rows) == 40
     assert rows == sorted(rows, key=lambda row: row[0])
     assert "timeout" in {trace["name"] for trace in found["plots"]["failures"]["data"]}
-    assert "out of fold" in found["notes"]["efficiency"]
+    assert found["notes"]["efficiency"].endswith(", judged on 40 problems out of fold.")
+    reached = found["plots"]["efficiency"]["data"][0]["x"]
+    assert reached == sorted(set(reached))  # a step a value, not one a problem
 
 
 def test_a_report_asks_nobody(page: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_shipped_model_is_judged_as_it_noted(tmp_path: Path) -> None:
     worst = found["tables"]["problems"]["rows"][0][0]
     assert worst == pytest.approx(metrics["efficiency"]["min"], abs=0.02)
     # What was chosen is not noted: no empty columns tell of it.
-    assert found["tables"]["problems"]["columns"] == ["%", "problem", "best", "best us"]
+    assert found["tables"]["problems"]["columns"] == ["%", "problem", "best us", "best"]
 
 
 def test_nothing_is_overwritten_unasked(page: Path) -> None:
@@ -181,6 +183,17 @@ def test_a_report_works_in_a_browser(page: Path, browser: Any) -> None:
     place.find_element(By.TAG_NAME, "input").send_keys("no such problem")
     assert cells() == []
     assert browser.get_log("browser") == []
+
+
+def test_a_report_shows_all_of_a_row_on_a_wide_screen(page: Path, browser: Any) -> None:
+    size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    for place in ("nav", "#problems-table .scroll", "#kernels-table .scroll"):
+        hidden = (
+            f"const e = document.querySelector('{place}'); return e.scrollWidth - e.clientWidth"
+        )
+        assert browser.execute_script(hidden) <= 0, place
 
 
 def test_a_report_fits_a_phone_in_the_dark(page: Path, browser: Any) -> None:

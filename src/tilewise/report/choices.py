@@ -49,7 +49,7 @@ def choices(folder: Path, data: Dataset) -> Judged:
         rows=_rows(data, outcome, found.predicted_us),
         ratio=found.predicted_us[use] / data.time_us[use],
         measured_us=data.time_us[use],
-        how=f"{found.out_of_fold:,} problems out of fold, {found.unseen:,} never trained on",
+        how=_how(found.out_of_fold, found.unseen),
     )
 
 
@@ -65,7 +65,7 @@ def _without_predictions(model: Model, data: Dataset) -> Judged:
             f"{model.name} was trained on all {len(data.problems)} problems and kept no judgement "
             "of them; `train` it again, or report on a store that it has not seen"
         )
-    how = f"{len(kept):,} problems out of fold, as noted when the model was trained"
+    how = _how(len(kept), 0, "as noted when the model was trained")
     efficiency = np.array([noted[texts[at]] for at in kept], np.float64)
     listed = _noted_rows(data, kept, efficiency)
     if not rows.any():
@@ -79,8 +79,18 @@ def _without_predictions(model: Model, data: Dataset) -> Judged:
         rows=sorted(listed, key=lambda row: float(row["efficiency"])),
         ratio=predicted_us[use] / data.time_us[use],
         measured_us=data.time_us[use],
-        how=f"{how}; {len(outcome.problems):,} never trained on",
+        how=_how(len(kept), len(outcome.problems), "as noted when the model was trained"),
     )
+
+
+def _how(out_of_fold: int, unseen: int, since: str = "") -> str:
+    """By which problems a model is judged."""
+    parts = []
+    if out_of_fold:
+        parts.append(f"{out_of_fold:,} problems out of fold{', ' if since else ''}{since}")
+    if unseen:
+        parts.append(f"{unseen:,} problems it was never trained on")
+    return f"judged on {' and '.join(parts) or 'no problem'}"
 
 
 def _noted_rows(data: Dataset, kept: list[int], efficiency: Array) -> list[dict[str, Any]]:

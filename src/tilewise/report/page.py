@@ -31,18 +31,18 @@ MOST_HOLES = 16
 SECTIONS = {
     "efficiency": (
         "Efficiency",
-        "The chosen kernel's speed in percent of the fastest one's; 100 is the best choice there "
-        "is. Each problem is judged by a model that was not trained on it.",
+        "The chosen kernel's speed in percent of the fastest one's; 100 is the best possible. "
+        "Each problem is judged by a model that was not trained on it.",
     ),
     "oracle": (
         "Chosen against oracle",
-        "A point per problem. On the line the choice is the fastest kernel, which an oracle takes.",
+        "One point per problem. On the line, the fastest kernel was chosen, as an oracle would.",
     ),
     "problems": ("Problems", "Click a column to sort, type to filter."),
     "roofline": (
         "Roofline",
         "The fastest kernel of each problem, and what the device's listed bandwidth and clock "
-        "allow. Operands that lie in a cache and clocks above the listed one lift points over it.",
+        "allow. Points lie above it where operands come from a cache or the clock runs faster.",
     ),
     "kernels": ("Kernels", "How often each was tried, failed and was the fastest."),
     "coverage": ("Coverage and its holes", "Problems in each range of sizes; 0 is a hole."),
@@ -202,7 +202,7 @@ def notes(facts: Facts) -> dict[str, str]:
     if not facts.failures:
         told["failures"] = "No reading failed."
     if facts.choices is not None:
-        told["efficiency"] = f"{_name(facts)}: {facts.choices.how}."
+        told["efficiency"] = f"Model {_name(facts)}, {facts.choices.how}."
         told |= _cut(facts.choices)
     return told
 
@@ -221,11 +221,11 @@ def _problem_row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "%": row["efficiency"],
         "problem": row["words"],
-        "chosen": row["chosen"],
-        "us": row["chosen_us"],
-        "best": row["best"],
-        "best us": row["best_us"],
         "why": row["why"],
+        "us": row["chosen_us"],
+        "best us": row["best_us"],
+        "chosen": row["chosen"],
+        "best": row["best"],
     }
 
 

@@ -33,19 +33,22 @@ def plots(facts: Facts) -> dict[str, Plot]:
 
 def distribution(chosen: Judged) -> Plot:
     """How many problems reach which share of the best."""
-    percent = np.sort(100 * chosen.efficiency)
-    share = 100 * (1 - np.arange(len(percent)) / max(len(percent), 1))
+    # One step a value: many equal ones would draw a line straight down.
+    percent, counts = np.unique(_short(100 * chosen.efficiency), return_counts=True)
+    share = 100 * np.cumsum(counts[::-1])[::-1] / max(counts.sum(), 1)
+    layout = _axes("efficiency of the choice, % of the best", "% of problems at or above")
+    layout["yaxis"]["rangemode"] = "tozero"
     return {
         "data": [
             {
                 "x": _short(percent),
                 "y": _short(share),
                 "mode": "lines",
-                "line": {"shape": "hv"},
+                "line": {"shape": "vh"},
                 "hovertemplate": "%{y:.1f} % of problems reach %{x:.1f} %<extra></extra>",
             }
         ],
-        "layout": _axes("efficiency of the choice, % of the best", "% of problems at or above"),
+        "layout": layout,
     }
 
 
@@ -92,7 +95,7 @@ def roofline(facts: Facts) -> Plot:
     intensities = [point.intensity for point in facts.points]
     for dtype in facts.data.dtypes:
         traces.append(_roof(facts.arch, dtype, min(intensities), max(intensities)))
-    return {"data": traces, "layout": _axes("FLOP a byte", "TFLOPS", log=True)}
+    return {"data": traces, "layout": _axes("FLOP per byte", "TFLOPS", log=True)}
 
 
 def _roof(arch: Arch, dtype: str, low: float, high: float) -> dict[str, Any]:

@@ -28,9 +28,11 @@ function draw() {
 
 function cell(kind, value, isNumber) {
   const made = document.createElement(kind);
-  made.textContent = value === null ? "" : typeof value === "number" ? String(+value.toPrecision(6)) : value;
+  const text = value === null ? "" : typeof value === "number" ? String(+value.toPrecision(6)) : value;
+  // Names of kernels may break behind each trait.
+  for (const part of text.split(/(?<=_)/)) made.append(part, document.createElement("wbr"));
   if (isNumber) made.className = "number";
-  else if (made.textContent.length > 24) made.className = "long";
+  else if (text.length > 24) made.className = "long";
   return made;
 }
 
