@@ -13,6 +13,8 @@ from mkdocs.structure.files import File, Files
 import tilewise
 
 ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 84
+"""Letters of a line of code that are seen beside the navigation."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,17 +38,40 @@ def python_reference() -> str:
             continue
         parts.append(f"## `{name}`\n\n{_signature(name, value)}\n{_prose(value)}\n")
         if inspect.isclass(value):
-            parts += [_method(name, member) for member in _members(value)]
+            parts += _methods(name, value)
     return "\n".join(parts)
 
 
 def _signature(name: str, value: Any) -> str:
     try:
-        text = f"{name}{inspect.signature(value)}"
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    text = re.sub(r"<[^>]* at 0x[0-9a-f]+>", "...", text).replace("'", "")
-    return f"```text\n{text}\n```\n"
+    text = f"{name}{signature}"
+    if len(text) > WIDTH:  # one parameter a line
+        lines = "".join(f"    {line},\n" for line in _parameters(signature))
+        result = str(signature.replace(parameters=[]))[2:]
+        text = f"{name}(\n{lines}){result}"
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # types, not values
+    return f"```text\n{_plain(text)}\n```\n"
+
+
+def _plain(text: str) -> str:
+    """Members of enumerations by their names, objects without their addresses."""
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)
+    return re.sub(r"<[^>]* at 0x[0-9a-f]+>", "...", text)
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    is_bare = True
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and is_bare:
+            yield "*"
+        is_bare &= parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        yield str(parameter)
 
 
 def _prose(value: Any) -> str:
@@ -66,11 +91,24 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _method(owner: str, member: tuple[str, Any]) -> str:
-    name, value = member
+def _methods(owner: str, kind: type) -> Iterator[str]:
+    """What members do; those whose names say it share a line."""
+    plain = []
+    for name, value in _members(kind):
+        called, told = _call(name, value), _first_line(getattr(value, "fget", value))
+        if told:
+            yield f"**`{owner}.{called}`** {told}\n"
+        else:
+            plain.append(f"`{called}`")
+    if plain:
+        yield f"Besides: {', '.join(plain)}.\n"
+
+
+def _call(name: str, value: Any) -> str:
     if isinstance(value, property):
-        return f"**`{owner}.{name}`** {_first_line(value.fget)}\n"
-    return f"**`{owner}.{name}()`** {_first_line(value)}\n"
+        return name
+    _, *names = inspect.signature(value).parameters.values()
+    return _plain(f"{name}({', '.join(str(n.replace(annotation=n.empty)) for n in names)})")
 
 
 def _first_line(value: Any) -> str:

@@ -38,8 +38,8 @@ class Captured(ProblemSet):
 def capture() -> Iterator[Captured]:
     """Records every convolution and matrix product, forward and backward, while it is open.
 
-    with capture() as problems:
-        model(x).sum().backward()
+    >>> with tw.capture() as found:
+    ...     model(x).sum().backward()
 
     Tensors may be on any device, also on `meta`, where a model of any size costs nothing.
     """
