@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from oracle import Oracle
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import OPERAND_DTYPES
@@ -31,30 +31,6 @@ from tilewise.settings import settings
 
 X86 = load_arch("x86_avx512")
 H200 = load_arch("sm_90", "H200")
-
-
-class Oracle:
-    """A ranker that predicts what it is told, by kernel name."""
-
-    path = "model"
-
-    def __init__(self, us: dict[str, float]) -> None:
-        self.us = us
-
-    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
-        return None
-
-    def caveat(self, arch: Arch) -> str | None:
-        return None
-
-    def knows_vendor(self, kernel: Kernel) -> bool:
-        return True
-
-    def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
-        return np.array([self.us[kernel.name] for kernel in kernels])
-
-    def leaders_us(self, *_: Any) -> Any:
-        return None
 
 
 def registry_of(op: str, arch: Arch, count: int, seed: int = 0) -> Registry:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cuda_pools import ARCH, legal, pool
 
 from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.build import build_one
@@ -21,7 +22,6 @@ from tilewise.ops.conv.strides import default_strides
 from tilewise.ops.conv.walk import backward, pixels, taps
 from tilewise.ops.launch import Pointer, Step, TensorMap, Zero
 
-ARCH = load_arch("sm_90", "H200")
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 FEW_BYTES = 16
 """The widest tiles keep a few addresses in memory, outside of what they repeat."""
@@ -40,30 +40,23 @@ def kernel(direction: str = "fwd", **traits: Any) -> DenseConvKernel:
     return DenseConvKernel(op_name=f"conv_{direction}", **{**values, **traits})
 
 
-def dense_pool(direction: str) -> list[DenseConvKernel]:
-    kernels = load_pool(get_op(f"conv_{direction}"), ARCH, engines=("cuda",))
-    return [k for k in kernels if type(k) is DenseConvKernel]
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_usual_layer_has_sixty_kernels(direction: str) -> None:
-    op, p = get_op(f"conv_{direction}"), layer(direction)
-    legal = [k for k in dense_pool(direction) if op.why_unusable(k, p, ARCH) is None]
-    assert len(legal) >= 60
-    assert {k.family for k in legal} == {"im2col", "gather", "halo"}
+    kernels = legal(layer(direction), DenseConvKernel)
+    assert len(kernels) >= 60
+    assert {k.family for k in kernels} == {"im2col", "gather", "halo"}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_kernel_comes_back_from_its_name_and_launches(direction: str) -> None:
+    """Of whatever family, for the problem that it is compiled ahead for."""
     op = get_op(f"conv_{direction}")
-    for k in dense_pool(direction):
+    representative = op.module("launch").representative
+    for k in load_pool(op, ARCH, engines=("cuda",)):
         assert op.kernel_from_name(k.name) == k
         assert op.kernel_from_dict(k.to_dict()) == k
-        size = 1 if k.family == "rows" else 3
-        lines = k.math_groups if k.family == "halo" and k.is_weight else size
-        p = layer(direction, y=lines, x=size, pad_h=lines // 2, pad_w=size // 2, dtype=k.dtype)
-        p = replace(p, c=32, k=32) if k.family == "taps" else p
-        assert op.why_unusable(k, p, ARCH) is None
+        p = representative(k)
+        assert op.why_unusable(k, p, ARCH) is None, k.name
         for step in launch(k, p, ARCH).steps:
             if isinstance(step, Step):
                 assert len(step.arguments) == len(step.source.signature)
@@ -241,7 +234,8 @@ def test_addresses_are_multiples_of_16() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("family", ["im2col", "rows", "gather", "halo", "taps"])
 def test_kernels_compile_without_spills(family: str, direction: str) -> None:
-    kernels = [k for k in dense_pool(direction) if k.family == family and k.dtype != "fp16"]
+    dense = pool(direction, DenseConvKernel)
+    kernels = [k for k in dense if k.family == family and k.dtype != "fp16"]
     assert bool(kernels) == ((family, direction) != ("taps", "bwd_weight")), "taps are of pixels"
     if not kernels:
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle import Oracle
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.dtypes import dtype
@@ -249,30 +250,6 @@ def test_products_are_charged_for_every_tensor(kind: str) -> None:
     assert dtype("tf32").bytes == 4
 
 
-class Oracle:
-    """A ranker that predicts what it is told, by family."""
-
-    path = "model"
-
-    def __init__(self, **us: float) -> None:
-        self.us = us
-
-    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
-        return None
-
-    def caveat(self, arch: Arch) -> str | None:
-        return None
-
-    def knows_vendor(self, kernel: Kernel) -> bool:
-        return True
-
-    def predict_us(self, problem: Problem, kernels: Sequence[Any], arch: Arch) -> Any:
-        return np.array([self.us[kernel.family] for kernel in kernels])
-
-    def leaders_us(self, *_: Any) -> Any:
-        return None
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_copies_count_in_the_choice(direction: str) -> None:
     problem, even = layer(direction, 13, 21), layer(direction, 16, 24)
@@ -280,7 +257,7 @@ def test_copies_count_in_the_choice(direction: str) -> None:
     ours = registry_of(gather, copying)
     extra = copy_us(problem, aligned(ours.op, copying, problem), H200)
     for gain, taken in ((0.9 * extra, gather), (1.1 * extra, copying)):
-        oracle = Oracle(gather=100.0, im2col=100.0 - gain)
+        oracle = Oracle({"gather": 100.0, "im2col": 100.0 - gain}, by="family")
         choice = Dispatcher(ours, rankers=[oracle]).select(problem)
         assert choice.kernel == taken
         times = {ranked.kernel: ranked.predicted_us for ranked in choice.ranking}
@@ -348,7 +325,10 @@ def test_an_epilogue_is_given_its_tensors_as_they_are() -> None:
 def test_a_padded_kernel_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = layer("bwd_data", 13, 21)
     gather, copying = kernel_of("gather", "bwd_data"), kernel_of("im2col", "bwd_data")
-    ours = Dispatcher(registry_of(gather, copying), rankers=[Oracle(gather=999.0, im2col=1.0)])
+    ours = Dispatcher(
+        registry_of(gather, copying),
+        rankers=[Oracle({"gather": 999.0, "im2col": 1.0}, by="family")],
+    )
     execute = Computing.execute
 
     def failing(self: Computing, *given: Any) -> None:

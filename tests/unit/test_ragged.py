@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import cuda_pools
 import pytest
+from cuda_pools import ARCH
 
-from tilewise.core.arch import load_arch
 from tilewise.engines.gpu.build import build_one
 from tilewise.engines.gpu.nvrtc import why_no_nvrtc
 from tilewise.errors import KernelError
-from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
 from tilewise.ops.conv.kernels.ragged import RaggedConvKernel
 from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.launch import Step, TensorMap
 
-ARCH = load_arch("sm_90", "H200")
+pool = partial(cuda_pools.pool, kind=RaggedConvKernel)
+legal = partial(cuda_pools.legal, kind=RaggedConvKernel)
 DIRECTIONS = ("fwd", "bwd_data")
 REGNETS = (24, 40, 48, 56, 72, 112, 120, 168, 232, 264, 328)
 """Channels of their groups that are no multiple of 64."""
@@ -36,16 +38,6 @@ def kernel(direction: str = "fwd", **traits: Any) -> RaggedConvKernel:
     return RaggedConvKernel(op_name=f"conv_{direction}", **{**values, **traits})
 
 
-def pool(direction: str) -> list[RaggedConvKernel]:
-    kernels = load_pool(get_op(f"conv_{direction}"), ARCH, engines=("cuda",))
-    return [k for k in kernels if isinstance(k, RaggedConvKernel)]
-
-
-def legal(p: ConvProblem) -> list[RaggedConvKernel]:
-    rule = get_op(p.op).why_unusable
-    return [k for k in pool(p.direction) if rule(k, p, ARCH) is None]
-
-
 @pytest.mark.parametrize("count", REGNETS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_groups_of_regnets_are_served_by_patches_and_by_im2col(direction: str, count: int) -> None:
@@ -55,21 +47,6 @@ def test_groups_of_regnets_are_served_by_patches_and_by_im2col(direction: str, c
     assert {k.loader for k in kernels} == {"halo", "im2col"}
     assert spreading == ({"im2col"} if count % 16 else set())
     assert {k.loader for k in legal(layer(direction, count, h=1, y=1, pad_h=0))} >= {"im2col"}
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_every_kernel_comes_back_from_its_name_and_launches(direction: str) -> None:
-    op = get_op(f"conv_{direction}")
-    module = op.module("launch")
-    for k in pool(direction):
-        assert op.kernel_from_name(k.name) == k
-        assert op.kernel_from_dict(k.to_dict()) == k
-        p = module.representative(k)
-        assert op.why_unusable(k, p, ARCH) is None
-        for step in launch(k, p, ARCH).steps:
-            assert isinstance(step, Step)
-            assert len(step.arguments) == len(step.source.signature)
-            assert step.smem_bytes <= ARCH.smem_per_block_bytes
 
 
 @pytest.mark.parametrize(

@@ -115,16 +115,14 @@ def _measured(arch: Arch) -> str:
 def _engines() -> Iterator[Row]:
     """One kernel of each engine, compiled, run and checked."""
     from tilewise.engines import ENGINES, get_engine
-    from tilewise.engines.device import detect, why_no_gpu
+    from tilewise.engines.device import detect
 
     for name in ENGINES:
         try:
-            why = get_engine(name).why_unavailable()
-            if why is not None:
-                yield f"{name} engine", "absent", why
-                continue
-            kind = "cpu" if name in ("cpu", "vendor") or why_no_gpu() else "gpu"
-            yield f"{name} engine", *try_engine(name, detect(kind))
+            engine = get_engine(name)
+            why = engine.why_unavailable()
+            found = ("absent", why) if why else try_engine(name, detect(engine.kinds[0]))
+            yield f"{name} engine", *found
         except Exception as error:  # whatever goes wrong in there is the finding
             first = f"{type(error).__name__}: {error}".splitlines()[0]
             yield f"{name} engine", "broken", first

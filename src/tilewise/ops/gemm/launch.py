@@ -98,11 +98,14 @@ def _view(
     return View(p.n, p.m, p.k, B, A, flip[0], flip[1], flip[2], B_SCALE, A_SCALE, True)
 
 
-def _operands(args: Arguments, view: View, problem: GemmProblem, arch: Arch, aligned: int) -> None:
-    kind = triton_type(problem.dtype, arch)
-    args.give("a_ptr", f"*{kind}", Pointer(tensor=view.a), aligned)
-    args.give("b_ptr", f"*{kind}", Pointer(tensor=view.b), aligned)
-    args.give("c_ptr", f"*{triton_type(problem.out_dtype, arch)}", Pointer(tensor=C), aligned)
+def _begun(view: View, p: GemmProblem, arch: Arch, aligned: bool, e: Epilogue) -> Arguments:
+    """Operands, result, and what is done to it."""
+    args, kind = Arguments(element(p.dtype).bytes), triton_type(p.dtype, arch)
+    args.give("a_ptr", f"*{kind}", Pointer(tensor=view.a), 16 * aligned)
+    args.give("b_ptr", f"*{kind}", Pointer(tensor=view.b), 16 * aligned)
+    args.give("c_ptr", f"*{triton_type(p.out_dtype, arch)}", Pointer(tensor=C), 16 * aligned)
+    give_result(args, view, p, e)
+    return args
 
 
 def _all_strides(args: Arguments, view: View, wide: bool = False) -> None:
@@ -112,18 +115,17 @@ def _all_strides(args: Arguments, view: View, wide: bool = False) -> None:
         args.stride(f"{name}_col", strides[2], wide)
 
 
-def _sizes(args: Arguments, view: View) -> None:
+def _give_view(args: Arguments, kernel: GpuGemmKernel, view: View, arch: Arch) -> None:
+    """Sizes, strides, and which of them a kernel is compiled for."""
     a_col, b_row = view.a_strides[1] == 1, view.b_strides[2] == 1
     args.size("M", view.m, a_col or view.c_strides[1] == 1)
     args.size("N", view.n, b_row or view.c_strides[2] == 1)
     args.size("K", view.k, view.a_strides[2] == 1 or view.b_strides[1] == 1)
-
-
-def _pointer_constants(kernel: GpuGemmKernel, view: View, arch: Arch) -> dict[str, Any]:
-    return {
+    _all_strides(args, view)
+    args.constants |= {
         "AMD": arch.vendor == "amd",
-        "A_COL": view.a_strides[1] == 1 and view.a_strides[2] != 1,
-        "B_ROW": view.b_strides[2] == 1 and view.b_strides[1] != 1,
+        "A_COL": a_col and view.a_strides[2] != 1,
+        "B_ROW": b_row and view.b_strides[1] != 1,
         "EVEN_K": view.k % kernel.tile_k == 0,
         **tile_constants(kernel),
         **accumulation(kernel),
@@ -135,18 +137,14 @@ def _pointer(
 ) -> Launch:
     if kernel.family == "streamk":
         return _streamk(kernel, p, view, arch, aligned, e)
-    args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, arch, 16 * aligned)
-    give_result(args, view, p, e)
+    args = _begun(view, p, arch, aligned, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
     slots = tiles * (kernel.split_k if not kernel.atomic else 1) if kernel.split_k > 1 else 0
     total, zeroed = give_workspace(args, kernel, tiles, slots, 4 * kernel.tile_m * kernel.tile_n)
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
-    _sizes(args, view)
-    _all_strides(args, view)
-    args.constants |= _pointer_constants(kernel, view, arch)
+    _give_view(args, kernel, view, arch)
     args.constants |= {"SPLIT": kernel.split_k, "ATOMIC": kernel.atomic}
     return one_step(
         args, source(args, "gemm_pointer", kernel), (tiles * kernel.split_k, 1), total, zeroed
@@ -165,9 +163,7 @@ def _stream_plan(kernel: GpuGemmKernel, tiles: int, steps: int, arch: Arch) -> t
 def _streamk(
     kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, arch, 16 * aligned)
-    give_result(args, view, p, e)
+    args = _begun(view, p, arch, aligned, e)
     rows, cols = kernel.tiles(p)
     tiles = rows * cols * p.batch
     programs, shared = _stream_plan(kernel, tiles, -(-p.k // kernel.tile_k), arch)
@@ -177,9 +173,7 @@ def _streamk(
     args.size("stream_tiles", shared)
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
-    _sizes(args, view)
-    _all_strides(args, view)
-    args.constants |= _pointer_constants(kernel, view, arch)
+    _give_view(args, kernel, view, arch)
     return one_step(args, source(args, "gemm_streamk", kernel), (programs, 1), total, zeroed)
 
 
@@ -199,18 +193,14 @@ def _shares(rows: int, strips: int, room: int) -> int:
 def _smallk(
     kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, arch, 16 * aligned)
-    give_result(args, view, p, e)
+    args = _begun(view, p, arch, aligned, e)
     rows, cols = kernel.tiles(p)
     strips = cols * p.batch
     shares = _shares(rows, strips, arch.compute_units * kernel.blocks)
     args.size("tiles_m", rows)
     args.size("tiles_n", cols)
     args.size("shares", shares)
-    _sizes(args, view)
-    _all_strides(args, view)
-    args.constants |= _pointer_constants(kernel, view, arch)
+    _give_view(args, kernel, view, arch)
     for unused in ("AMD", "GROUP_M"):
         del args.constants[unused]
     return one_step(args, source(args, "gemm_smallk", kernel), (strips * shares, 1))
@@ -219,9 +209,7 @@ def _smallk(
 def _gemv(
     kernel: GpuGemmKernel, p: GemmProblem, view: View, arch: Arch, aligned: bool, e: Epilogue
 ) -> Launch:
-    args = Arguments(element(p.dtype).bytes)
-    _operands(args, view, p, arch, 16 * aligned)
-    give_result(args, view, p, e)
+    args = _begun(view, p, arch, aligned, e)
     tiles = -(-view.m // kernel.tile_m)
     slots = tiles * kernel.split_k * p.batch if kernel.split_k > 1 else 0
     total, zeroed = give_workspace(args, kernel, tiles * p.batch, slots, 4 * kernel.tile_m * view.n)
