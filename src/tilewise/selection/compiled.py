@@ -276,7 +276,8 @@ class CompiledScorer:
     def __call__(self, problem: Problem) -> Scores:
         self.rank(problem)
         order, score = self.order[: self.count].copy(), self.score[: self.count].copy()
-        return Scores(order, score, self.level(problem))
+        self._level(self._at, self._problem_at)  # of the same numbers
+        return Scores(order, score, float(self.info[0]))
 
     def features(self, problem: Problem) -> dict[str, Array]:
         """Every mixed value and every value of the problem, as C computes them."""
