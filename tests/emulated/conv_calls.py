@@ -15,6 +15,7 @@ from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem, shapes
 from tilewise.ops.conv.reference import reference
+from tilewise.ops.conv.strides import Strides, default_strides
 
 Array = np.ndarray[Any, Any]
 ARCH = load_arch("sm_90", "H200")
@@ -51,10 +52,14 @@ def check(
     seed: int = 0,
     edits: Edits = (),
     units: int = 2,
+    is_small: bool = False,
+    gaps: tuple[int, int, int] = (0, 0, 0),
 ) -> None:
     """Runs the kernel in the emulation and compares with float64.
 
-    Blocks that walk have `units` multiprocessors: several tiles each, although problems are tiny.
+    Blocks that walk have `units` multiprocessors: several tiles each, although problems are tiny;
+    all kernels have where the device `is_small`. Images (or filters) of the operands and of the
+    result lie `gaps` elements further apart than they must.
     """
     reason = get_op(problem.op).why_unusable(kernel, problem, ARCH)
     assert reason is None, reason
@@ -80,15 +85,50 @@ def check(
     if e.residual:
         expected = expected + extras["residual"]
     expected = activated(expected, e.activation)
-    walks = getattr(kernel, "persistent", False)
+    walks = is_small or getattr(kernel, "persistent", False)
     arch = replace(ARCH, compute_units=units) if walks else ARCH
-    made = launch(kernel, problem, arch, epilogue=e)
+    laid = {0: gaps[0], 1: gaps[1], 2: gaps[2], 4: gaps[2]}
+    for at, gap in laid.items():
+        tensors[at] = apart(tensors[at], gap)
+    made = launch(kernel, problem, arch, strides=_strides(problem, gaps), epilogue=e)
     after = run(made, tensors, seed=seed, edits=edits)
-    compare(problem, widen(after[2], problem.out_dtype), channels_last(expected))
+    result = together(after[2], channels_last(expected).shape, gaps[2])
+    compare(problem, widen(result, problem.out_dtype), channels_last(expected))
     if e.sums:
-        rounded = widen(after[2], problem.out_dtype).reshape(-1, out_shape[1])
+        rounded = widen(result, problem.out_dtype).reshape(-1, out_shape[1])
         both = np.stack([rounded.sum(0), (rounded**2).sum(0)])
         np.testing.assert_allclose(after[5], both, rtol=1e-4, atol=1e-5 * np.abs(both).max())
+
+
+def _strides(problem: ConvProblem, gaps: tuple[int, int, int]) -> tuple[Strides, Strides, Strides]:
+    """Packed images (or filters), further apart by `gaps`."""
+    pairs = zip(default_strides(problem), gaps, strict=True)
+    a, b, c = ((dense[0] and dense[0] + gap, *dense[1:]) for dense, gap in pairs)
+    return a, b, c
+
+
+def apart(tensor: Array, gap: int) -> Array:
+    """Its images with `gap` elements that nobody may touch between one and the next."""
+    if not gap or len(tensor) < 2:
+        return tensor
+    filled = np.full((len(tensor), tensor[0].size + gap), _gap_of(tensor), tensor.dtype)
+    filled[:, :-gap] = tensor.reshape(len(tensor), -1)
+    return filled.reshape(-1)[:-gap]
+
+
+def together(laid: Array, shape: tuple[int, ...], gap: int) -> Array:
+    """What `apart` laid out; raises where a gap was touched."""
+    if laid.shape == shape:
+        return laid
+    filled = np.append(laid, np.full(gap, _gap_of(laid), laid.dtype)).reshape(shape[0], -1)
+    bits = filled[:, -gap:].view(f"u{laid.dtype.itemsize}")
+    assert (bits == np.array(_gap_of(laid), laid.dtype).view(bits.dtype)).all(), "a gap was written"
+    return filled[:, :-gap].reshape(shape)
+
+
+def _gap_of(tensor: Array) -> float:
+    """A NaN: of 16 bits that are kept as a number, that of bf16."""
+    return 0x7FFF if tensor.dtype == np.uint16 else np.nan
 
 
 def activated(x: Array, name: str) -> Array:

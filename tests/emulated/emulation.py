@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from guarded import GuardedArray
+from map_limits import why_not_encoded
 
 import tilewise.ops
 from tilewise.core.dtypes import dtype as element
@@ -135,6 +136,8 @@ def _argument(
 
 
 def _tensor_map(given: TensorMap, memory: list[GuardedArray]) -> _Map:
+    if reason := why_not_encoded(given):
+        raise EmulationError(f"{given}: {reason}")
     size, rank = element(given.dtype).bytes, len(given.sizes)
     made = _Map(MAGIC, _address(given, memory, memory[0]))
     made.rank, made.element_bytes, made.swizzle = rank, size, given.swizzle
@@ -148,27 +151,10 @@ def _tensor_map(given: TensorMap, memory: list[GuardedArray]) -> _Map:
         walk = given.im2col
         made.im2col_pixels, made.im2col_channels = walk.pixels, walk.channels
         made.lower[: rank - 2], made.upper[: rank - 2] = walk.lower, walk.upper
-    for rule in _broken(given, size, memory[given.tensor].array.nbytes):
-        raise EmulationError(f"{given}: {rule}")
+    reach = sum((n - 1) * s for n, s in zip(given.sizes, strides, strict=True))
+    if given.offset + reach + size > memory[given.tensor].array.nbytes:
+        raise EmulationError(f"{given}: it reaches out of the tensor")
     return made
-
-
-def _broken(given: TensorMap, size: int, nbytes: int) -> list[str]:
-    """What the driver refuses about a tensor map, and reaching out of the tensor."""
-    reach = sum((n - 1) * s for n, s in zip(given.sizes, (size, *given.strides), strict=True))
-    row = given.im2col.channels if given.im2col else (given.box or (0,))[0]
-    rules = {
-        "strides must be multiples of 16 bytes": any(s % 16 for s in given.strides),
-        "the offset must be a multiple of 16 bytes": given.offset % 16 != 0,
-        "boxes are 1 to 256 long": any(not 1 <= b <= 256 for b in given.box),
-        "steps are 1 to 8": any(not 1 <= s <= 8 for s in given.steps),
-        "one of box and im2col must be given": bool(given.box) == bool(given.im2col),
-        "rows of a box are multiples of 16 bytes": row * size % 16 != 0,
-        "a row is longer than the swizzle": bool(given.swizzle) and row * size > given.swizzle,
-        "it reaches out of the tensor": given.offset + reach + size > nbytes,
-        "sizes are at least 1": min(given.sizes) < 1,
-    }
-    return [rule for rule, is_broken in rules.items() if is_broken]
 
 
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -216,21 +202,19 @@ def _object(name: str) -> Path:
 
 
 @cache
-def _texts() -> bytes:
-    """Everything that an emulated kernel may include."""
-    files = [
-        *HERE.glob("machine/*.[hc]pp"),
-        *HERE.glob("include/**/*.cuh"),
-        *OPS.glob("**/*.cuh"),
-    ]
+def _texts(is_kernel: bool) -> bytes:
+    """Everything that the machine, or an emulated kernel, may include."""
+    files = [*HERE.glob("machine/*.[hc]pp")]
+    if is_kernel:
+        files += [*HERE.glob("include/**/*.cuh"), *OPS.glob("**/*.cuh")]
     return b"\0".join(str(path.name).encode() + path.read_bytes() for path in sorted(files))
 
 
 def _compiled(sources: list[str], link: list[str], edits: Edits, suffix: str) -> Path:
-    stable = [word for word in sources if word.startswith("-D") or word.endswith(".cpp")]
-    stable = [word for word in stable if not word.endswith("entry.cpp")]
+    stable = [word for word in sources if word.startswith("-D")]
+    stable += [Path(word).name for word in sources if word.endswith(".cpp")]
     entry = next((Path(word).read_text() for word in sources if word.endswith("entry.cpp")), "")
-    text = repr((stable, entry, link, edits, FLAGS)).encode() + _texts()
+    text = repr((stable, entry, link, edits, FLAGS)).encode() + _texts(suffix == ".so")
     folder = Path(os.environ["TILEWISE_CACHE_DIR"]) / "emulated"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{hashlib.sha256(text).hexdigest()[:24]}{suffix}"

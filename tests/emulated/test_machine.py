@@ -95,6 +95,7 @@ def test_boxes_are_clipped_at_the_tensors_edge(seed: int) -> None:
         (3, "without a fence"),
         (4, "ended while 1 copies were under way"),
         (5, "no multiple of 128"),
+        (6, "thread 0: a division by zero"),
     ],
 )
 def test_wrong_copies_are_found(mode: int, why: str) -> None:

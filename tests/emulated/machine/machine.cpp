@@ -143,9 +143,12 @@ void check_end() {
 }
 
 void on_signal(int signal, siginfo_t* info, void*) {
-  snprintf(machine->report, machine->report_bytes, "%s: access to %p outside of every tensor (%s)",
-           machine->running ? who(*machine->running).c_str() : "copy", info->si_addr,
-           strsignal(signal));
+  const std::string by = machine->running ? who(*machine->running) : "copy";
+  if (signal == SIGFPE)
+    snprintf(machine->report, machine->report_bytes, "%s: a division by zero", by.c_str());
+  else
+    snprintf(machine->report, machine->report_bytes, "%s: access to %p outside of every tensor (%s)",
+             by.c_str(), info->si_addr, strsignal(signal));
   siglongjmp(on_failure, 1);
 }
 
@@ -196,12 +199,13 @@ int run(const Grid& grid, void (*body)(void**), void** arguments, char* report, 
   stack_t alternate{}, before_stack{};
   alternate.ss_sp = signal_stack;
   alternate.ss_size = sizeof signal_stack;
-  struct sigaction action {}, before_segv{}, before_bus{};
+  struct sigaction action {}, before_segv{}, before_bus{}, before_fpe{};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaltstack(&alternate, &before_stack);
   sigaction(SIGSEGV, &action, &before_segv);
   sigaction(SIGBUS, &action, &before_bus);
+  sigaction(SIGFPE, &action, &before_fpe);
   const int failed = sigsetjmp(on_failure, 1);
   if (!failed) {
     if (grid.smem_bytes > 227 * 1024) fail("%u bytes of shared memory; 232448 exist", grid.smem_bytes);
@@ -214,6 +218,7 @@ int run(const Grid& grid, void (*body)(void**), void** arguments, char* report, 
   }
   sigaction(SIGSEGV, &before_segv, nullptr);
   sigaction(SIGBUS, &before_bus, nullptr);
+  sigaction(SIGFPE, &before_fpe, nullptr);
   sigaltstack(&before_stack, nullptr);
   machine = nullptr;
   return failed;
