@@ -167,7 +167,7 @@ def test_what_is_not_finite_stays_where_the_kernel_says(
     ("direction", "old", "new"),
     [
         ("bwd_data", "filters.full(at), work.group,", "filters.full(at), 0,"),
-        ("fwd", "within, turn.group, corner.w", "within, 0, corner.w"),
+        ("fwd", "within, group, corner.w", "within, 0, corner.w"),
         ("fwd", "multiply_step<LAST_PARTS>(sums, late", "multiply_step<1>(sums, late"),
     ],
 )

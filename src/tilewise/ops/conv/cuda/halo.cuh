@@ -153,8 +153,8 @@ struct Loader {
   // A step's patches; whether there is another step, which `turn` is then.
   DEVICE bool bring_patches(Cursor<PATCHES>& at, Turn& turn) const {
     const int channel_blocks = (in_channels + tile_k - 1) / tile_k;
-    const int within = turn.step % channel_blocks * tile_k, c = turn.group * in_channels + within;
-    const int deep = turn.step / channel_blocks * blocks.walk.reach_d;
+    const int within = turn.step % channel_blocks * tile_k;
+    const int group = RAGGED && SPATIAL == 2 ? turn.group : turn.group * in_channels;
     patches.wait_empty(at);
     patches.expect(at, tile_blocks * patch_copied);
 #pragma unroll
@@ -162,11 +162,13 @@ struct Loader {
       const Pixel corner = turn.corners[m];
       const u32 to = patch_stages + at.stage * patch_stage + m * patch_bytes;
 #if SPATIAL == 2 && RAGGED
-      tma_load(to, image_map, patches.full(at), within, turn.group, corner.w, corner.h, corner.n);
+      tma_load(to, image_map, patches.full(at), within, group, corner.w, corner.h, corner.n);
 #elif SPATIAL == 2
-      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.n);
+      tma_load(to, image_map, patches.full(at), group + within, corner.w, corner.h, corner.n);
 #else
-      tma_load(to, image_map, patches.full(at), c, corner.w, corner.h, corner.d + deep, corner.n);
+      const int deep = turn.step / channel_blocks * blocks.walk.reach_d;
+      tma_load(to, image_map, patches.full(at), group + within, corner.w, corner.h, corner.d + deep,
+               corner.n);
 #endif
     }
     at.next();
