@@ -47,6 +47,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "one_channel": {"c": 1, "w": 37},
     "two_channels_24": {"c": 2, "k": 24, "n": 1},
     "many": {"k": 136, "h": 9},
+    "96": {"k": 96, "h": 9},
     "1d": {"h": 1, "y": 1, "pad_h": 0, "stride_h": 1, "x": 5, "pad_w": 2},
     "fp16": {"dtype": "fp16", "k": 64},
 }

@@ -67,6 +67,15 @@ def test_every_layer_has_kernels_that_do_not_spill(direction: str, name: str) ->
             assert made.resources.spills == 0, f"{kernel.name}: {source.function}"
 
 
+@pytest.mark.parametrize("k", [64, 96])
+def test_large_filters_of_a_first_layer_have_kernels_for_the_image(k: int) -> None:
+    """AlexNet's, whose filters fill most of the shared memory."""
+    square = {"h": 224, "w": 224, "y": 11, "x": 11, "pad_h": 2, "pad_w": 2}
+    strides = {"stride_h": 4, "stride_w": 4}
+    p = ConvProblem(direction="bwd_data", n=32, c=3, k=k, dtype="bf16", **square, **strides)
+    assert len(legal(p)) >= 2
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_kernel_can_serve_what_represents_it(direction: str) -> None:
     op = get_op(f"conv_{direction}")

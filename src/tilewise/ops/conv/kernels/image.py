@@ -70,8 +70,8 @@ class ImageConvKernel(CudaConvKernel):
 
 
 def chunk(p: ConvProblem) -> int:
-    """Channels of a patch."""
-    return 32 if p.k <= 32 else 64
+    """Channels of a patch: 64, or 32 where half of the last 64 would be filled with zeros."""
+    return 32 if -(-p.k // 32) % 2 else 64
 
 
 def patch(k: ImageConvKernel, p: ConvProblem) -> tuple[int, int]:
