@@ -9,11 +9,11 @@ from tilewise.ops.conv.kernels.depthwise import (
     as_rows,
     patch,
     smem_bytes,
+    tiles,
     written,
 )
 from tilewise.ops.conv.patches import (
     Image,
-    corners,
     cuda_step,
     finishing,
     finishing_pointers,
@@ -74,9 +74,7 @@ def _pixels(
     filter_pitch: int,
     epilogue: Epilogue,
 ) -> Step:
-    deep, down, across = (corners(p, dim)[1] for dim in "dhw")
-    tiles_w, tiles_h = -(-across // kernel.tile_w), -(-down // kernel.tile_h)
-    blocks = -(-p.c // kernel.channels)
+    blocks, tiles_w, tiles_h, deep = tiles(kernel, p)
     arguments: dict[str, Argument] = {
         "image": source.map((*patch(kernel, p), kernel.channels)),
         "stored": target.map((*written(kernel, p), kernel.channels)),
@@ -107,9 +105,9 @@ def _weight(
     kernel: DepthwiseConvKernel, p: ConvProblem, arch: Arch, x: Image, y: Image, pitch: int
 ) -> Launch:
     tiles_w, tiles_h = -(-p.out_w // kernel.tile_w), -(-p.out_h // kernel.tile_h)
-    tiles = p.n * p.out_d * tiles_h * tiles_w
+    count = p.n * p.out_d * tiles_h * tiles_w
     columns = -(-p.c // kernel.channels)
-    blocks = walkers(tiles, columns * p.z, kernel.blocks, arch)
+    blocks = walkers(count, columns * p.z, kernel.blocks, arch)
     arguments: dict[str, Argument] = {
         "image": x.map((*patch(kernel, p), kernel.channels)),
         "result": y.map((1, kernel.tile_h, kernel.tile_w, kernel.channels)),
@@ -119,7 +117,7 @@ def _weight(
         "tiles_w": tiles_w,
         "tiles_h": tiles_h,
         "tiles_d": p.out_d,
-        "tile_count": tiles,
+        "tile_count": count,
         "pad_d": p.pad_d,
         "pad_h": p.pad_h,
         "pad_w": p.pad_w,

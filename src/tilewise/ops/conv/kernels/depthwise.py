@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
 from tilewise.ops.conv.kernels.directed import CudaConvKernel
 from tilewise.ops.conv.kernels.few_channels import (
     MOST_BOX,
+    MOST_COUNTED,
     why_not_counted,
     why_not_shared,
     why_not_tma,
     why_not_typed,
 )
-from tilewise.ops.conv.patches import extent, why_not_backward
+from tilewise.ops.conv.patches import corners, extent, why_not_backward
 from tilewise.ops.conv.problem import ConvProblem
 
 WARP_CHANNELS = 8
@@ -93,6 +95,12 @@ def written(k: DepthwiseConvKernel, p: ConvProblem) -> tuple[int, int, int]:
     )
 
 
+def tiles(k: DepthwiseConvKernel, p: ConvProblem) -> tuple[int, int, int, int]:
+    """How many blocks lie over channels, columns, rows and depths of an image."""
+    deep, down, across = (corners(p, dim)[1] for dim in "dhw")
+    return -(-p.c // k.channels), -(-across // k.tile_w), -(-down // k.tile_h), deep
+
+
 def smem_bytes(k: DepthwiseConvKernel, p: ConvProblem) -> int:
     """Shared memory of a block, with what aligning it takes."""
     deep, down, across = patch(k, p)
@@ -160,6 +168,9 @@ def _why_large(k: DepthwiseConvKernel, p: ConvProblem, arch: Arch) -> str | None
         return f"a patch is longer than TMA's {MOST_BOX} pixels"
     if reason := why_not_counted(p):
         return reason
+    is_long = p.input_elements >= MOST_COUNTED and not k.is_weight
+    if is_long and p.n * prod(tiles(k, p)) >= MOST_COUNTED:
+        return "a grid has less than 2^31 blocks"
     needed = registers(k, p)
     threads = 32 * k.warps * k.blocks
     room = min(MOST_REGISTERS, arch.registers_per_cu // threads // 8 * 8)

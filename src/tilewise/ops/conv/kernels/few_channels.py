@@ -12,6 +12,8 @@ RESERVED = 1024
 MOST_BOX = 256
 """Of TMA's copies, in each dimension."""
 MOST_COUNTED = 2**31 - 2**16
+MOST_PLANES = 65535
+"""Of a filter, which are blocks of a grid's third dimension."""
 
 
 class Few(Protocol):
@@ -46,9 +48,11 @@ def why_not_typed(k: Few, p: ConvProblem) -> str | None:
 
 
 def why_not_counted(p: ConvProblem) -> str | None:
-    """Pixels and the filter have places in 31 bits."""
+    """Pixels and the filter have places in 31 bits, its planes in a grid's third dimension."""
     if any(n >= MOST_COUNTED for n in (p.in_pixels, p.out_pixels, p.filter_elements)):
         return "pixels and elements of the filter are counted in 31 bits"
+    if p.z > MOST_PLANES:
+        return f"the filter has more than {MOST_PLANES} planes"
     return None
 
 
