@@ -141,7 +141,7 @@ def pool(op: str, dtype: str) -> dict[str, list[Kernel]]:
 
 def smaller(kernel: Kernel, rng: Random) -> Kernel:
     """The kernel with some traits drawn anew, where there is such a one."""
-    own = {field.name for field in fields(kernel)} & TILES.keys()  # type: ignore[arg-type]
+    own = [field.name for field in fields(kernel) if field.name in TILES]  # type: ignore[arg-type]
     for _ in range(20):
         try:
             return replace(kernel, **{name: rng.choice(TILES[name]) for name in own})  # type: ignore[type-var]
