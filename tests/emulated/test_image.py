@@ -9,6 +9,7 @@ import pytest
 from conv_cases import assert_close, assert_right, compute, draw
 from emulation import EmulationError
 
+from tilewise.errors import KernelError
 from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.kernels.image import ImageConvKernel
 from tilewise.ops.conv.problem import ConvProblem
@@ -63,6 +64,11 @@ def test_geometries(name: str) -> None:
 )
 def test_other_tiles(tile: dict[str, int]) -> None:
     check(layer(h=40, w=70, k=96), **tile)
+
+
+def test_warps_take_whole_lines_of_places() -> None:
+    with pytest.raises(KernelError, match="16 places of a line"):
+        kernel(tile_h=8, tile_w=8)
 
 
 def test_epilogue() -> None:

@@ -48,10 +48,8 @@ class ImageConvKernel(CudaConvKernel):
     def rules(self) -> dict[str, bool]:
         is_other = self.op_name not in OPS or not self.spreads_nonfinite
         return {
-            f"four warps take {ROWS} places of a line each": self.tile_h
-            * self.tile_w
-            % (ROWS * WARPS)
-            > 0,
+            f"four warps take {ROWS} places of a line each": self.tile_w % ROWS > 0
+            or self.tile_h * self.tile_w % (ROWS * WARPS) > 0,
             f"it computes {OPS[0]}, and spreads to neighbours": is_other,
         }
 
