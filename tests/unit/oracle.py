@@ -29,6 +29,9 @@ class Oracle:
     def knows_vendor(self, kernel: Kernel) -> bool:
         return True
 
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> Any:
+        return None
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Any:
         return np.array([self.us[getattr(kernel, self._by)] for kernel in kernels])
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isinf
 from typing import Any
 
+import numpy as np
 import pytest
 from oracle import Oracle
 
@@ -301,3 +303,41 @@ def test_strictness_leaves_out_what_spreads(monkeypatch: pytest.MonkeyPatch) -> 
     assert spreading <= set(strict)
     assert {name for name in strict if "TILEWISE_STRICT" in strict[name]} == spreading - set(usual)
     assert {k.name for k in registry} - set(strict), "others serve"
+
+
+class Distant(Oracle):
+    """A model that knows families, and a problem only from far away."""
+
+    def __init__(self, strange: Any) -> None:
+        super().__init__({})
+        self._strange = strange
+
+    def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
+        return "it is far from what was measured"
+
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> Any:
+        return np.array([self._strange(kernel) for kernel in kernels])
+
+
+def test_estimates_leave_families_behind_that_no_model_saw_measured() -> None:
+    """The gradient of an image: an estimate alone would take the family made for it."""
+    problem = ConvProblem(
+        direction="bwd_data", n=32, c=3, k=64, h=224, w=224, y=7, x=7, stride_h=2, stride_w=2,
+        pad_h=3, pad_w=3, dtype="bf16",
+    )  # fmt: skip
+    registry = Registry("conv_bwd_data", H200)
+    registry.declare(load_pool(registry.op, H200, ["cuda", "triton"]))
+
+    def first(*rankers: Any) -> str:
+        return Dispatcher(registry, rankers=rankers).select(problem).kernel.family  # type: ignore[attr-defined, no-any-return]
+
+    def is_image(kernel: Any) -> bool:
+        return bool(kernel.family == "image")
+
+    assert first() == "image"
+    assert first(Distant(is_image)) not in ("image", "")
+    assert first(Distant(is_image), Distant(lambda _: False)) == "image"  # one of two saw it
+    ranking = Dispatcher(registry, rankers=[Distant(is_image)]).select(problem).ranking
+    left = [isinf(ranked.predicted_us) for ranked in ranking]
+    assert left == sorted(left)
+    assert any(left)

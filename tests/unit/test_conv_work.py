@@ -16,6 +16,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.learn.dataset import from_stores
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.conv.kernels import stem
 from tilewise.ops.conv.launch import launch
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.fields import arch_values, kernel_values, problem_values
@@ -110,6 +111,16 @@ def test_launches_are_counted(layer: str) -> None:
     steps = [launch(k, p, ARCH).steps for k in kernels]
     launched = [sum(isinstance(step, Step) for step in found) for found in steps]
     assert told(kernels, p, ["own_launches"])["own_launches"].tolist() == launched
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_weight"])
+def test_first_layers_multiply_whole_chunks_of_their_filters(direction: str) -> None:
+    p = ConvProblem(direction=direction, dtype="bf16", **{**LAYERS["stem"], "k": 72})
+    pool = load_pool(get_op(p.op), ARCH, engines=("cuda",))
+    kernels = [k for k in pool if getattr(k, "family", "") == "stem"]
+    multiplied = 2 * stem.CHANNELS * p.y * stem.chunks(p) * stem.CHUNK
+    waste = told(kernels, p, ["stream_waste"])["stream_waste"]
+    np.testing.assert_allclose(waste * p.y * p.x * p.c * p.k, multiplied)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -230,7 +230,8 @@ class Chooser:
         Kernels are asked about as they see the problem: `seen`, or as it is.
 
         Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
-        the end, unless the op itself can say how they do.
+        the end, unless the op itself can say how they do. Estimates leave families there that
+        nobody measured where others were: an estimate never ran.
         """
         copies_us = pool.copies.us(problem)
         told = set()
@@ -245,12 +246,12 @@ class Chooser:
             copies_us.spare(is_reshaped.tolist())
             if seen is not problem:
                 times = self._as_served(times, problem, pool, ranker, is_reshaped)
-        is_last = np.zeros(len(times), bool)
+        is_last = self._strange(pool) if ranker is self.rankers[-1] else np.zeros(len(times), bool)
         for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
-        times = np.where(is_last, inf, times)
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
+        times = np.where(is_last, inf, times)
         left = (at for at in map(int, order) if at not in told)
         if copies_us.are_none:
             yield from ((at, float(times[at])) for at in left)
@@ -258,6 +259,13 @@ class Chooser:
         keys = ((int(pool.priority[at]), bool(is_last[at]), float(times[at]), at) for at in left)
         for _, _, us, place in _charged(keys, copies_us):
             yield place, us
+
+    def _strange(self, pool: Pool) -> NDArray[np.bool_]:
+        """Which kernels are of families that no model saw measured; none where there is none."""
+        arch = self.registry.arch
+        said = [r.strange(pool.kernels, arch) for r in self.rankers]
+        known = [strange for strange in said if strange is not None]
+        return np.logical_and.reduce(known) if known else np.zeros(len(pool.kernels), bool)
 
     def _reshaped(self, problem: Problem, other: Problem, pool: Pool) -> NDArray[np.bool_]:
         """Which kernels serve a problem in its simplest shapes."""

@@ -28,6 +28,9 @@ class AnalyticRanker:
     def knows_vendor(self, kernel: Kernel) -> bool:
         return False  # it has no tiles to judge
 
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> None:
+        """None: it knows kernels by their traits alone."""
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""
         return self._estimates(problem.op, kernels)(problem, arch)

@@ -158,6 +158,9 @@ class Ranker(Protocol):
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether predictions of a vendor's routine rest on measurements of it."""
 
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> NDArray[np.bool_] | None:
+        """Which kernels are of families that were never measured; None where nothing was."""
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given; quick where the same tuple is given again."""
 

@@ -55,6 +55,9 @@ class MeasuredRanker:
     def knows_vendor(self, kernel: Kernel) -> bool:
         return any(kernel.name in times for times in self.times.values())
 
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> None:
+        """None: a plan holds the few kernels that were expected to be fast."""
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given; infinite for those that were not timed."""
         times = self.times.get(problem, {})

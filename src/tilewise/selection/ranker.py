@@ -89,6 +89,10 @@ class ModelRanker:
         """Whether the model was trained on the vendor's times."""
         return kernel.name in self._trained
 
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> NDArray[np.bool_] | None:
+        """Those that the model leaves to the end, on the architecture it learned."""
+        return self.model.handicaps(kernels) > 0 if arch.name == self.model.arch else None
+
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""
         with self._lock:
@@ -201,6 +205,10 @@ class CarefulRanker:
     def knows_vendor(self, kernel: Kernel) -> bool:
         """Whether the vendor's times were measured; nothing was by a model that failed."""
         return not self._failure and self._ranker.knows_vendor(kernel)
+
+    def strange(self, kernels: Sequence[Kernel], arch: Arch) -> NDArray[np.bool_] | None:
+        """What the model says, where it has not failed."""
+        return None if self._failure else self._ranker.strange(kernels, arch)
 
     def _give_up(self, error: Exception) -> None:
         self.path = AnalyticRanker.path

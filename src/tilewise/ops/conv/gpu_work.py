@@ -139,7 +139,9 @@ GPU_HELPERS = {
     # A period's pixels are whole blocks of eight columns, each read by every place of a patch.
     "else ceil_div(p_stride_h * p_stride_w * p_c, 8) * 8 * ceil_div(p_y, p_stride_h) "
     "* ceil_div(p_x, p_stride_w) / (taps * p_c) if is_image "
-    "else max(1, 16 / source_c)",
+    # A row of a first layer's filter is whole chunks of eight elements, for 64 channels at a time.
+    "else p_y * ceil_div(p_x * p_c, 8) * 8 / (taps * p_c) * ceil_div(p_k, 64) * 64 / p_k "
+    'if k_family == "stem" else max(1, 16 / source_c)',
     "own_rate": "0.35 * a_peak_fp32 / peak_tflops if is_vector "
     f"else {RATES['implicit']} if is_product and is_pointer else {_rate()}",
 }
