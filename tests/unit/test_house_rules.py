@@ -84,6 +84,44 @@ def test_no_import_hides(own: str, line: str) -> None:
     assert why_forbidden(own, name)
 
 
+def needed(tree: ast.AST, known: set[str]) -> set[str]:
+    """The `known` modules that a text needs when it runs, inside functions, too."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name if name in known else name.rpartition(".")[0] for name in names} & known
+        found |= needed(node, known)
+    return found
+
+
+def a_circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that need each other, and those on the way between such; or none."""
+    left = set(imports)
+    while True:
+        asked_for = set().union(*(imports[name] for name in left))
+        inside = {name for name in left & asked_for if imports[name] & left}
+        if inside == left:
+            return sorted(left)
+        left = inside
+
+
+def test_no_modules_need_each_other() -> None:
+    """Not at the top, and not by an import that hides in a function."""
+    trees = {}
+    for path, tree in parsed():
+        parts = path.relative_to(SRC.parent).with_suffix("").parts
+        trees[".".join(parts).removesuffix(".__init__")] = tree
+    imports = {name: needed(tree, set(trees)) - {name} for name, tree in trees.items()}
+    assert a_circle(imports) == []
+    assert a_circle(imports | {"tilewise.errors": {"tilewise.cli.app"}})
+
+
 def test_importing_tilewise_is_light() -> None:
     code = (
         "import sys, tilewise; "

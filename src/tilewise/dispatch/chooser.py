@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,14 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import VENDOR_TIE
 from tilewise.core.problem import Problem
 from tilewise.dispatch.padding import Copies, CopyCosts, aligned
-from tilewise.dispatch.registry import Registry
 from tilewise.dispatch.reshaping import differing, reshaped_for, simpler
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
 from tilewise.settings import settings
+
+if TYPE_CHECKING:
+    from tilewise.dispatch.registry import Registry
 
 REMEMBERED = 512
 FEW = 128

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
@@ -23,7 +23,6 @@ from tilewise.dispatch.padding import (
     irregular,
     plan_for,
 )
-from tilewise.dispatch.registry import Registry
 from tilewise.engines import Build, Plan, get_engine, is_foreign
 from tilewise.errors import (
     BuildError,
@@ -38,6 +37,9 @@ from tilewise.notices import warn_once
 from tilewise.ops.vendor import VendorKernel
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Choice, Ranker
+
+if TYPE_CHECKING:
+    from tilewise.dispatch.registry import Registry
 
 log = logging.getLogger("tilewise")
 

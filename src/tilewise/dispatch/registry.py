@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewise.core.arch import Arch, load_arch
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
+from tilewise.dispatch.dispatcher import Dispatcher, Result
 from tilewise.dispatch.remembered import CALLS
 from tilewise.engines import Build, get_engine, is_foreign
 from tilewise.errors import FileError, InputError, KernelError
@@ -19,9 +20,8 @@ from tilewise.forks import cached_property, make_rlock
 from tilewise.ops.configs import expand, filter_kernels
 from tilewise.ops.contract import Op, get_op
 from tilewise.selection.choice import Choice, Ranker
-
-if TYPE_CHECKING:
-    from tilewise.dispatch.dispatcher import Dispatcher, Result
+from tilewise.selection.measured import measured_rankers
+from tilewise.selection.models import model_rankers
 
 SCHEMA = 1
 
@@ -216,10 +216,6 @@ class Registry:
     @cached_property
     def dispatcher(self) -> Dispatcher:
         """Chooses and runs the kernels of this registry."""
-        from tilewise.dispatch.dispatcher import Dispatcher
-        from tilewise.selection.measured import measured_rankers
-        from tilewise.selection.models import model_rankers
-
         of = (self.op.name, self.arch)
         rankers: list[Ranker] = [*measured_rankers(*of), *model_rankers(*of)]
         return Dispatcher(self, rankers=rankers)
