@@ -53,8 +53,8 @@ def _report(name: str, requirements: list[str]) -> bool:
     if name in LIGHT and unwanted:
         print(f"{name}: is meant to be light and brings {', '.join(unwanted)}")
         return False
-    told = [f"{p} {answer[p]}" for p in ("torch", "triton", "lightgbm", "ray") if p in answer]
-    print(f"{name}: {len(answer)} packages{': ' if told else ''}{', '.join(told)}", flush=True)
+    shown = [f"{p} {answer[p]}" for p in ("torch", "triton", "lightgbm", "ray") if p in answer]
+    print(f"{name}: {len(answer)} packages{': ' if shown else ''}{', '.join(shown)}", flush=True)
     return True
 
 

@@ -99,8 +99,8 @@ def _compile_all() -> int:
         norms = compile_ahead(norm_sources(arch), name)
         failed += len(bad) + len(norms)
         took = time.monotonic() - start
-        told = f"{len(builds) - len(bad)} of {len(builds)} kernels compile in {took:.0f} s"
-        print(f"Triton {version('triton')}, {name}: {told}", flush=True)
+        summary = f"{len(builds) - len(bad)} of {len(builds)} kernels compile in {took:.0f} s"
+        print(f"Triton {version('triton')}, {name}: {summary}", flush=True)
         for build in bad:
             print(f"  {build.kernel.name}: {build.status}: {build.message.strip()}")
         for line in norms:

@@ -100,9 +100,9 @@ def _try(folder: Path) -> None:
     tools = folder / "venv" / "bin"
     for line in COMMANDS:
         _run([tools / "tilewise", *line.split()], cwd=place, env=environment)
-    told = _run([tools / "python", "-c", PROGRAM], cwd=place, env=environment)
-    if str(folder / "venv") not in told:
-        raise SystemExit(f"what was tried is not what was installed: {told}")
+    printed = _run([tools / "python", "-c", PROGRAM], cwd=place, env=environment)
+    if str(folder / "venv") not in printed:
+        raise SystemExit(f"what was tried is not what was installed: {printed}")
     shutil.rmtree(place)
 
 

@@ -95,9 +95,9 @@ def _methods(owner: str, kind: type) -> Iterator[str]:
     """What members do; those whose names say it share a line."""
     plain = []
     for name, value in _members(kind):
-        called, told = _call(name, value), _first_line(getattr(value, "fget", value))
-        if told:
-            yield f"**`{owner}.{called}`** {told}\n"
+        called, line = _call(name, value), _first_line(getattr(value, "fget", value))
+        if line:
+            yield f"**`{owner}.{called}`** {line}\n"
         else:
             plain.append(f"`{called}`")
     if plain:
@@ -126,8 +126,8 @@ def command_reference() -> str:
         "failed, 2 bad input.\n"
     ]
     whole = typer.main.get_command(app)
-    told = whole.context_settings
-    parts += [_command(path, command, told) for path, command in _walk(whole, "tilewise")]
+    context = whole.context_settings
+    parts += [_command(path, command, context) for path, command in _walk(whole, "tilewise")]
     return "\n".join(parts)
 
 

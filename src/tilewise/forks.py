@@ -1,7 +1,7 @@
 """Forks of a process whose other threads are at work: the child has their locks, but not them.
 
 Locks made here are free again in a child. A fork waits for what other threads are importing, since
-nobody would finish that in the child, and whoever imported the same there would wait for ever.
+nobody would finish that in the child, and importing the same there would wait for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _locks: WeakSet[Any] = WeakSet()
 
 
 def make_lock() -> threading.Lock:
-    """A lock that is free in a forked child, whoever held it."""
+    """A lock that is free in a forked child, whichever thread held it."""
     made = threading.Lock()
     _locks.add(made)
     return made

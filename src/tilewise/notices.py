@@ -1,4 +1,4 @@
-"""What users are told once in a process, however many ask."""
+"""Warnings that are given once in a process."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_half_precision_layers_round_once(
 
     layer = halves(kind, *shape)
     if is_theirs:
-        assert misrounded(products.their_linear("none", *layer), *layer) < 0.02
+        assert misrounded(products.torch_linear("none", *layer), *layer) < 0.02
     else:
         assert misrounded(tw.linear(*layer), *layer) < 0.02
 

@@ -112,7 +112,7 @@ def test_epilogues_are_fused(
     name: str, activation: str | None, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convolutions, "_finish", unfused)
-    monkeypatch.setattr(convolutions, "theirs", unfused)
+    monkeypatch.setattr(convolutions, "torch_convolution", unfused)
     x, w, bias, residual, settings = layer(name)
     after = getattr(functional, activation) if activation else lambda z: z
     wide = functional.conv2d(x.double(), w.double(), bias.double(), **settings)

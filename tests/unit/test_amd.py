@@ -15,7 +15,7 @@ from tilewise.errors import TensorError
 
 torch = pytest.importorskip("torch")
 
-from tilewise.torch_ops.theirs import why_theirs  # noqa: E402
+from tilewise.torch_ops.fallback import why_no_kernels  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,11 @@ def test_fp8_is_the_encoding_of_the_matrix_units(device: SimpleNamespace) -> Non
 
 
 def test_the_other_encoding_is_left_to_pytorch(device: SimpleNamespace) -> None:
-    assert why_theirs(on_gpu(torch.float8_e4m3fnuz), on_gpu(torch.float8_e4m3fnuz)) is None
-    assert why_theirs(on_gpu(torch.float8_e4m3fn)) == "operands of torch.float8_e4m3fn on cuda:0"
-    assert why_theirs(torch.zeros(4, 4).to(torch.float8_e4m3fn)) is None
+    assert why_no_kernels(on_gpu(torch.float8_e4m3fnuz), on_gpu(torch.float8_e4m3fnuz)) is None
+    assert (
+        why_no_kernels(on_gpu(torch.float8_e4m3fn)) == "operands of torch.float8_e4m3fn on cuda:0"
+    )
+    assert why_no_kernels(torch.zeros(4, 4).to(torch.float8_e4m3fn)) is None
 
 
 @pytest.mark.parametrize("name", ["gfx950", "NVIDIA H200"])

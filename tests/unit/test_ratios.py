@@ -54,14 +54,14 @@ def test_a_large_difference_survives_some_noise_and_not_any() -> None:
 def test_equal_times_are_told_as_equal_where_that_is_sure() -> None:
     found = ratio(Reading(time_us=100, spread_us=1, rounds=5), Reading(time_us=100, spread_us=1))
     assert found.is_clear
-    assert found.told == 1.0
+    assert found.if_clear == 1.0
     assert found.spell() == "1.00x ±2%"
 
 
 def test_a_swallowed_ratio_is_withheld() -> None:
     found = ratio(Reading(time_us=211, spread_us=60, rounds=1), Reading(time_us=150, spread_us=45))
     assert found.low < 1 < found.high
-    assert found.told is None
+    assert found.if_clear is None
     assert found.spell() == NOISY
 
 

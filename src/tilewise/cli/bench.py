@@ -131,7 +131,7 @@ def told(found: Ratio | None) -> dict[str, Any]:
     """What may be said of a ratio, and what it may be."""
     if found is None:
         return {"vs_vendor": None, "vs_vendor_interval": None}
-    return {"vs_vendor": found.told, "vs_vendor_interval": [found.low, found.high]}
+    return {"vs_vendor": found.if_clear, "vs_vendor_interval": [found.low, found.high]}
 
 
 def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:

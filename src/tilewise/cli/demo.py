@@ -267,7 +267,7 @@ def compare(row: DemoRow, ours: Reading, vendors: Mapping[str, Reading]) -> None
         row.comparison = OWN
     elif best is not None:
         found = ratio(best, ours)
-        row.vs_best, row.vs_best_interval = found.told, (found.low, found.high)
+        row.vs_best, row.vs_best_interval = found.if_clear, (found.low, found.high)
         row.comparison = found.spell()
 
 

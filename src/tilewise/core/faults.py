@@ -23,7 +23,7 @@ _SIGNS = (
     r"(Killed|Terminated|Hangup) signal terminated program",
     # Processes that somebody else ended.
     r"killed by SIG(KILL|TERM|HUP|QUIT)",
-    # How versions before 0.2 told of any worker that was killed, whoever did it.
+    # How versions before 0.2 recorded any worker that was killed.
     "the system killed the worker, as it does when memory runs out",
 )
 SIGNS = "|".join(_SIGNS)

@@ -53,7 +53,7 @@ class Kernel(ABC):
 
     @classmethod
     def families(cls) -> tuple[str, ...]:
-        """The families of this kind of kernel, by which it is told from others of its engine."""
+        """The families of this kind of kernel, by which it differs from others of its engine."""
         return tuple(map(str, cls.space().get("family", ())))
 
     @classmethod

@@ -374,7 +374,7 @@ class Measurement:
 
 
 def _rounded(name: str, value: Any) -> Any:
-    """Further digits of what is only told, never computed with, would be most of a store."""
+    """Further digits of what is only shown, never computed with, would be most of a store."""
     if name == "measured_at":
         return round(value, 1)
     if name in ("rel_error", "compile_s") and value is not None:

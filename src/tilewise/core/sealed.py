@@ -1,7 +1,7 @@
 """A model's folder: which files its manifest seals, and the one way in which any of them is read.
 
-A checksum tells damage, not origin: whoever can write a file can write the manifest. So whatever is
-read here is checked again, as data, by whoever asks for it.
+A checksum shows damage, not origin: who can write a file can write the manifest. So whatever is
+read here is checked again, as data, by its reader.
 """
 
 from __future__ import annotations

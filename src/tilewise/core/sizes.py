@@ -1,7 +1,7 @@
 """Sizes that are not known yet: arithmetic on them is written down, questions are asked.
 
 `Number`s stand in the place of a problem's sizes. What is computed from them is a tree of `Node`s;
-where one is asked whether something holds, whoever follows the function answers (`core/trace.py`).
+where one is asked whether something holds, `core/trace.py` answers.
 Helpers that would loop over sizes or need their value (`cheapest`, `either`, `gcd`, `concrete`) are
 here too; on plain numbers they compute as usual.
 """
@@ -54,7 +54,7 @@ def _node(op: str, *args: Any, low: float, high: float, **kind: bool) -> Node:
 
 
 class Number:
-    """A size, or what was computed from sizes; told apart by what it is, never hashed."""
+    """A size, or what was computed from sizes; never hashed."""
 
     __slots__ = ("node",)
 

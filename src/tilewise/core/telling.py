@@ -1,4 +1,4 @@
-"""How long work tells what it is at, whoever listens."""
+"""How long work reports its progress, to any front."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NAMES = {
     "int32": "int32",
 }
 """Types as PyTorch names them, and NumPy with ml_dtypes -> our names."""
-_TORCH = {ours: theirs for theirs, ours in NAMES.items()}
+_TORCH = {ours: native for native, ours in NAMES.items()}
 # The encodings of CDNA 3's matrix units; there fp8 and bf8 are these, elsewhere never.
 _FNUZ = {"float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "bf8"}
 _numpy_names: dict[Any, str] = {}
@@ -127,11 +127,11 @@ def _known(name: str) -> str:
 def require_operand(name: str) -> None:
     """Raises where what is stored so may only be a result; float64 is what NumPy takes unasked."""
     if name not in OPERAND_DTYPES:
-        raise _unsupported(next(theirs for theirs, ours in NAMES.items() if ours == name))
+        raise _unsupported(next(native for native, ours in NAMES.items() if ours == name))
 
 
 def _unsupported(name: str) -> TensorError:
-    operands = [theirs for theirs, ours in NAMES.items() if ours in OPERAND_DTYPES]
+    operands = [native for native, ours in NAMES.items() if ours in OPERAND_DTYPES]
     return TensorError(
         f"dtype {name} is not supported; use one of {', '.join(operands)}, as by "
         "x.astype('float32')"
@@ -149,7 +149,7 @@ def torch_dtype(name: str, device: Any) -> Any:
 
     place = torch.device(device)
     if name in _FNUZ.values() and place.type == "cuda" and _is_fnuz(place.index):
-        return next(getattr(torch, theirs) for theirs, ours in _FNUZ.items() if ours == name)
+        return next(getattr(torch, native) for native, ours in _FNUZ.items() if ours == name)
     return getattr(torch, _TORCH["fp32" if name == "tf32" else name])
 
 

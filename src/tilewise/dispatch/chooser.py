@@ -115,7 +115,7 @@ class Chooser:
     def _why_not(
         self, kernel: Kernel, problem: Problem, other: Problem, deterministic: bool
     ) -> str | None:
-        """The same, told the problem in its simplest shapes."""
+        """The same, of a problem whose simplest shapes are known."""
         op, arch = self.registry.op, self.registry.arch
         if not self._is_reshaped(kernel, problem, other):
             why = op.why_unusable(kernel, aligned(op, kernel, problem), arch)
@@ -232,16 +232,16 @@ class Chooser:
 
         Kernels are asked about as they see the problem: `seen`, or as it is.
 
-        Vendor routines have no tiles to judge, so whoever never saw them measured leaves them to
-        the end, unless the op itself can say how they do. Estimates leave families there that
-        nobody measured where others were: an estimate never ran.
+        Vendor routines have no tiles to judge, so a ranker that never saw them measured leaves
+        them to the end, unless the op itself can say how they do. Estimates leave families there
+        that nobody measured where others were: an estimate never ran.
         """
         copies_us = pool.copies.us(problem)
-        told = set()
+        given = set()
         can_lead = other is problem and len(pool.kernels) > FEW and not pool.has_priorities
         can_lead = can_lead and not copies_us.any()
         for place, us in self._leaders(problem, pool, ranker) if can_lead else ():
-            told.add(place)
+            given.add(place)
             yield place, us
         times = ranker.predict_us(seen, pool.kernels, self.registry.arch)
         if other is not problem:
@@ -255,7 +255,7 @@ class Chooser:
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         times = np.where(is_last, inf, times)
-        left = (at for at in map(int, order) if at not in told)
+        left = (at for at in map(int, order) if at not in given)
         if copies_us.are_none:
             yield from ((at, float(times[at])) for at in left)
             return

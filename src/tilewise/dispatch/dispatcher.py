@@ -344,7 +344,7 @@ class Dispatcher:
             except (BuildError, ExecutionError) as error:
                 why = str(error).removeprefix(kernel.name).strip()
                 failed.append(f"{kernel.name}: {why.splitlines()[0]}")
-                if isinstance(error, MachineError):  # told once, whichever op meets it
+                if isinstance(error, MachineError):  # reported once, whichever op meets it
                     warn_once(f"kernels are passed over: {why}", why=why)
                 else:
                     self._tell_once(f"kernels are passed over: {why}")

@@ -136,7 +136,7 @@ class Engine(ABC):
         """
 
     def families(self, op: Op) -> tuple[str, ...]:
-        """The families of the op's kernels whose sources can be told apart from the others'."""
+        """The families of the op's kernels whose sources are known apart from the others'."""
         return ()
 
     def tactic(self, problem: Problem, arch: Arch) -> Tactic:

@@ -278,7 +278,7 @@ def _run_compiler(unit: Unit, compiler: Compiler, made: Path) -> tuple[str, bool
     if not library.exists():
         return f"{compiler.path} wrote no library", False
     try:
-        read_elf(library.read_bytes())  # one that is cut off would crash whoever loads it
+        read_elf(library.read_bytes())  # one that is cut off would crash the process
     except BuildError as error:
         return f"{compiler.path} wrote a library that is {error}", False
     return log, True

@@ -44,7 +44,7 @@ def op_enum(exports: Sequence[OpExport]) -> str:
 
 
 def problem_structs(exports: Sequence[OpExport]) -> str:
-    """A struct for each kind of problem; ops of one kind are told apart by what they imply."""
+    """A struct for each kind of problem; ops of one kind differ in what they imply."""
     kinds: dict[type, list[OpExport]] = {}
     for export in exports:
         kinds.setdefault(export.op.problem, []).append(export)

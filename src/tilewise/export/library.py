@@ -134,9 +134,9 @@ def _kernels(wanted: Wanted, model: Model, arch: Arch) -> tuple[Kernel, ...]:
     known = measured_kernels(model)
     pool = [k for k in known if k.engine != "vendor" and not is_foreign(k.engine)]
     if known and not pool:
-        theirs = ", ".join(sorted({kernel.engine for kernel in known}))
+        engines = ", ".join(sorted({kernel.engine for kernel in known}))
         raise InputError(
-            f"{model.name} ranks kernels that others build ({theirs}), which cannot be exported; "
+            f"{model.name} ranks kernels that others build ({engines}), which cannot be exported; "
             "export-c writes its ranking as a C header"
         )
     pool = [k for k in pool if getattr(k, "dtype", wanted.dtypes[0]) in wanted.dtypes]

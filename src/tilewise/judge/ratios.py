@@ -58,7 +58,7 @@ class Ratio:
         return self.is_steady and not is_swallowed
 
     @property
-    def told(self) -> float | None:
+    def if_clear(self) -> float | None:
         """The ratio where it is clear."""
         return self.value if self.is_clear else None
 
@@ -69,17 +69,17 @@ class Ratio:
         return f"{self.value:.2f}x ±{(self.high / self.low) ** 0.5 - 1:.0%}"
 
 
-def ratio(theirs: Reading, ours: Reading) -> Ratio:
-    """How many times as fast ours is as theirs."""
-    value = theirs.time_us / ours.time_us
-    width = SURE * sqrt(theirs.error**2 + ours.error**2)
+def ratio(vendor: Reading, ours: Reading) -> Ratio:
+    """How many times as fast ours is as the vendor's."""
+    value = vendor.time_us / ours.time_us
+    width = SURE * sqrt(vendor.error**2 + ours.error**2)
     # A spread of several times the median has no meaningful ends; it is not steady either.
     width = min(width, 20.0)
     return Ratio(
         value=value,
         low=value * exp(-width),
         high=value * exp(width),
-        is_steady=max(theirs.share, ours.share) <= UNSTEADY,
+        is_steady=max(vendor.share, ours.share) <= UNSTEADY,
     )
 
 

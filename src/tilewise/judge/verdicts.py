@@ -60,7 +60,7 @@ class Verdict:
 
         None where either failed, and where their spread swallows it.
         """
-        return None if self.ratio is None else self.ratio.told
+        return None if self.ratio is None else self.ratio.if_clear
 
     def to_dict(self) -> dict[str, Any]:
         names = ("path", "chosen", "chosen_us", "best", "best_us", "place", "vendor", "vendor_us")

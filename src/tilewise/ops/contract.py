@@ -91,7 +91,7 @@ class Op:
     storage: Callable[[Any], tuple[Storage, ...]]
     """How the operands and, last, the result are laid out in memory."""
     kernel_types: tuple[type[Kernel], ...]
-    """One or several for an engine; several are told apart by their trait `family`."""
+    """One or several for an engine; several differ in their trait `family`."""
     why_unusable: WhyUnusable
     """The first rule that keeps a kernel from a problem on an arch, or None.
 

@@ -1,6 +1,6 @@
 """Problem files: CSV, JSON, JSON lines and MIOpenDriver commands in; CSV and JSON out.
 
-The format is told from the content. A bad line costs itself: it is reported by number with the
+The format is seen from the content. A bad line costs itself: it is reported by number with the
 reason, the others are kept, and only a file without a single problem is refused.
 """
 

@@ -192,7 +192,7 @@ def tables(facts: Facts) -> dict[str, Any]:
 def notes(facts: Facts) -> dict[str, str]:
     """What is said about a section, in words."""
     holes = [*facts.coverage.holes, *facts.coverage.pair_holes]
-    told = {
+    notes = {
         "coverage": (
             f"{facts.coverage.pair_share:.0%} of the pairs of buckets hold a problem. "
             + (f"Empty: {', '.join(holes[:MOST_HOLES])}" if holes else "No bucket is empty.")
@@ -200,11 +200,11 @@ def notes(facts: Facts) -> dict[str, str]:
         ),
     }
     if not facts.failures:
-        told["failures"] = "No reading failed."
+        notes["failures"] = "No reading failed."
     if facts.choices is not None:
-        told["efficiency"] = f"Model {_name(facts)}, {facts.choices.how}."
-        told |= _cut(facts.choices)
-    return told
+        notes["efficiency"] = f"Model {_name(facts)}, {facts.choices.how}."
+        notes |= _cut(facts.choices)
+    return notes
 
 
 def _cut(chosen: Judged) -> dict[str, str]:

@@ -126,15 +126,15 @@ def parts(
 def _swapped(model: Model, name: str, rows: Rows) -> list[dict[str, Any]]:
     """What each feature of the first row is worth against the others, by one forest."""
     forest, matrix = model.forests[name], model.forest_matrix(name, rows)
-    own, theirs = matrix[0], matrix[1:]
+    own, others = matrix[0], matrix[1:]
     here = float(forest.predict(matrix[:1])[0])
     found = []
     for i, feature in enumerate(forest.features):
-        if (theirs[:, i] != own[i]).any():
-            swapped = np.repeat(matrix[:1], len(theirs), axis=0)
-            swapped[:, i] = theirs[:, i]
+        if (others[:, i] != own[i]).any():
+            swapped = np.repeat(matrix[:1], len(others), axis=0)
+            swapped[:, i] = others[:, i]
             lost = here - float(forest.predict(swapped).mean())
-            found.append(_part(model, feature, own[i], theirs[:, i], lost))
+            found.append(_part(model, feature, own[i], others[:, i], lost))
     return found
 
 
@@ -152,13 +152,13 @@ def _by_forest(model: Model, rows: Rows, chosen: Kernel, other: Kernel) -> dict[
     }
 
 
-def _part(model: Model, name: str, own: float, theirs: Array, octaves: float) -> dict[str, Any]:
+def _part(model: Model, name: str, own: float, others: Array, octaves: float) -> dict[str, Any]:
     source = model.features.features.get(name, "")
     words = model.features.words.get(source)  # the feature may be a field of text
     if words is None:
-        values: tuple[Any, Any] = float(own), float(np.median(theirs))
+        values: tuple[Any, Any] = float(own), float(np.median(others))
     else:
-        codes, counts = np.unique(theirs, return_counts=True)
+        codes, counts = np.unique(others, return_counts=True)
         values = _word(own, words), _word(codes[counts.argmax()], words)
     return {
         "feature": name,

@@ -45,7 +45,7 @@ class _Pool:
 
 
 class ModelRanker:
-    """Predicts by a model. Kernels are told apart by value, a tuple given again by identity."""
+    """Predicts by a model. Kernels are known by value, a tuple given again by identity."""
 
     path = "model"
 

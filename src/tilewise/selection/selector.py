@@ -50,12 +50,12 @@ def how_different(model: Model, arch: Arch) -> str | None:
 
 def _apart(trained: Arch, arch: Arch) -> str:
     """The figures in which two devices differ."""
-    told = []
+    changes = []
     for figure, unit in (("compute_units", "units"), ("clock_mhz", "MHz"), ("memory_gb_s", "GB/s")):
         then, now = float(getattr(trained, figure)), float(getattr(arch, figure))
         if max(then, now) > ALIKE * min(then, now):
-            told.append(f"{now:g} {unit} where it had {then:g}")
-    return ", ".join(told)
+            changes.append(f"{now:g} {unit} where it had {then:g}")
+    return ", ".join(changes)
 
 
 def caveat(model: Model, arch: Arch) -> str | None:

@@ -1,7 +1,7 @@
 """Problems that models were asked about and did not know, written down for the next sweep.
 
 The log is a problem file, ready for `tilewise sweep STORE --op OP --problems LOG`. Each problem
-stands in it once, whoever met it, and it stops growing at a limit.
+stands in it once, whichever process met it, and it stops growing at a limit.
 """
 
 from __future__ import annotations

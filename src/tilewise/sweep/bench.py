@@ -291,7 +291,7 @@ def served(plan: Plan, timing: Timing, error: float) -> Outcome:
 
 
 def replayed(plan: ReplayPlan) -> Outcome:
-    """A recorded measurement, told as if it had just been made."""
+    """A recorded measurement, given as if it had just been made."""
     row = plan.recorded
     timing = None
     if row.time_us is not None:

@@ -121,7 +121,7 @@ class Builder:
                     self._kernels |= {key: of for key, of in order.items() if self._is_built(key)}
                 else:
                     self._compile_ahead(self._ahead.popleft())
-        except Exception as failure:  # told to whoever waits, in their thread
+        except Exception as failure:  # raised in the thread that waits
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()

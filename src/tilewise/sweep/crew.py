@@ -23,7 +23,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What every worker of a sweep is told; plain data that may travel to another machine."""
+    """The settings of every worker of a sweep: plain data that may travel to another machine."""
 
     engines: tuple[str, ...]
     policy: Policy

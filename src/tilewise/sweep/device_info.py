@@ -17,7 +17,7 @@ from tilewise.errors import InputError
 
 
 def kernels_of(op: str, family: str = "") -> str:
-    """What an engine's kernels of an op go by, or those of a family that is told apart."""
+    """What an engine's kernels of an op go by, or those of one of its families."""
     return f"{op} {family}" if family else op
 
 
@@ -77,7 +77,7 @@ def as_arch(live: Arch, name: str) -> Arch:
 def visible_gpus(root: Path = Path("/")) -> list[dict[str, str]]:
     """For each GPU that this process may use, the variables that show it alone.
 
-    Told by the environment and the files that drivers leave under `root`: no driver is touched.
+    Known from the environment and the files that drivers leave under `root`: no driver is touched.
     """
     drivers = [root / "dev" / name for name in ("nvidiactl", "dxg")]
     count = len(list((root / "dev").glob("nvidia[0-9]*"))) or any(d.exists() for d in drivers)
@@ -114,7 +114,7 @@ def _amd_gpus(root: Path) -> int:
 
 
 def lock_path(kind: str, ending: str = "") -> Path:
-    """The file that whoever measures on, or compiles for, this user's device holds locked."""
+    """The file that is locked while this user's device is measured on, or compiled for."""
     folder = Path(tempfile.gettempdir()) / f"tilewise-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

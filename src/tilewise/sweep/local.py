@@ -53,7 +53,7 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stops everything at once; what was not told yet is lost."""
+        """Stops everything at once; what was not reported yet is lost."""
 
 
 def check_workers(workers: int) -> None:

@@ -29,7 +29,7 @@ Pick = Callable[[Problem, Arch], Iterable[Kernel]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The work on one problem, told in plain data: it may travel to another machine.
+    """The work on one problem, in plain data: it may travel to another machine.
 
     Kernels are numbered by their place in the plan.
     """

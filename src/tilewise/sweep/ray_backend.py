@@ -2,7 +2,7 @@
 
 The driver hands out problems and writes the store; actors supervise workers on their nodes, so a
 kernel that hangs or crashes is dealt with there. An actor that is lost with its node costs
-nothing but time: what it had not told yet is measured by another.
+nothing but time: what it had not reported yet is measured by another.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Hand:
     """What is waited for: its start, or the stream of its results."""
     work: Assignment | None = None
     ahead: deque[Assignment] = field(default_factory=deque)
-    """Set aside for it; it was told their problems."""
+    """Set aside for it; it has been sent their problems."""
 
 
 class RayExecutor(Executor):
@@ -114,16 +114,16 @@ class RayExecutor(Executor):
                 where = f"at --address {self._address}" if self._address else "on this machine"
                 raise InputError(f"Ray does not start {where}: {error}") from None
         self._first = self._hire()
-        told = "no worker could be started on the cluster"
+        failure = "no worker could be started on the cluster"
         try:
             self._device = DeviceInfo.from_dict(ray.get(self._first.pending, timeout=PATIENCE_S))
         except ray.exceptions.GetTimeoutError:
             raise ExecutionError(self._why_idle()) from None
         except ray.exceptions.RayTaskError as error:
             known = isinstance(error.cause, TilewiseError)
-            raise (error.cause if known else ExecutionError(f"{told}: {error.cause}")) from None
+            raise (error.cause if known else ExecutionError(f"{failure}: {error.cause}")) from None
         except ray.exceptions.RayError as error:
-            raise ExecutionError(f"{told}: {error}") from None
+            raise ExecutionError(f"{failure}: {error}") from None
         return self._device
 
     def _check_address(self) -> None:

@@ -105,12 +105,12 @@ def _only(
     rows: list[Measurement],
     option: str,
     given: str,
-    told: Callable[[Measurement], str],
+    value: Callable[[Measurement], str],
     fits: Callable[[Measurement], bool],
 ) -> list[Measurement]:
     """The rows that fit; raises where there are none, or of several kinds."""
     kept = [row for row in rows if fits(row)]
-    found = Counter(map(told, kept or rows))
+    found = Counter(map(value, kept or rows))
     shown = "; ".join(f"{kind} ({count:,} rows)" for kind, count in found.most_common())
     if not kept:
         raise InputError(f"{option} is {given!r}; {path} was recorded with {shown}")

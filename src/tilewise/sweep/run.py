@@ -1,4 +1,4 @@
-"""The sweep itself: hands out problems, keeps results, stops when told, and resumes by nature."""
+"""The sweep itself: hands out problems, keeps results, stops when asked, and resumes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def sweep(
     began = time.monotonic()
     options = options or Options()
     if Path(store_path).exists():
-        Store(store_path)  # told now what is wrong with it, before workers start
+        Store(store_path)  # what is wrong with it is raised now, before workers start
     if executor.config.replay and why_unusable is None:
         tape = executor.config
         recording = Recording.load(tape.replay, arch=tape.arch, policy=tape.policy.key)
@@ -243,7 +243,7 @@ class _Run:
         return None
 
     def _claim_name(self, index: int) -> str:
-        """By problem alone: sweeps with other kernels may share some of theirs with this one."""
+        """By problem alone: sweeps with other kernels may have some in common with this one."""
         return self.plan.problems[index].key[:32]
 
     def _take(self, work: Assignment, group: list[dict[str, Any]] | None) -> None:

@@ -216,7 +216,7 @@ class Supervisor:
             worker.kill()
 
     def stop(self) -> None:
-        """Kills the worker from another thread; whoever runs here sees it end."""
+        """Kills the worker from another thread; the one here sees it end."""
         self._is_closed = True
         worker = self._worker
         if worker is not None:

@@ -23,20 +23,20 @@ from tilewise.errors import ProblemError, TensorError
 from tilewise.ops.conv.infer import Padding, Sizes, infer, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
-from tilewise.torch_ops.guards import guard
-from tilewise.torch_ops.memory import alignment
-from tilewise.torch_ops.registering import is_deterministic, is_watched, modes, transform
-from tilewise.torch_ops.theirs import (
+from tilewise.torch_ops.fallback import (
     PLAIN,
     forward_level,
     has_tangent,
     leave,
     tell_traced,
-    their_matmul,
+    torch_matmul,
+    why_no_kernels,
     why_not_plain,
-    why_theirs,
     why_untraced,
 )
+from tilewise.torch_ops.guards import guard
+from tilewise.torch_ops.memory import alignment
+from tilewise.torch_ops.registering import is_deterministic, is_watched, modes, transform
 from tilewise.torch_ops.threads import share_threads
 
 share_threads()
@@ -58,7 +58,7 @@ def _is_plain(*tensors: Tensor | None) -> bool:
     return not is_watched()
 
 
-def _why_theirs(*tensors: Any) -> str | None:
+def _why_no_kernels(*tensors: Any) -> str | None:
     """Why the call is left to PyTorch, or None; raises where it is nobody's."""
     given = [tensor for tensor in tensors if tensor is not None]
     for tensor in given:
@@ -71,7 +71,7 @@ def _why_theirs(*tensors: Any) -> str | None:
         return "tensors under a transform of torch.func"
     if has_tangent(*given):
         return "tensors under forward-mode differentiation"
-    return why_not_plain(*given) or why_theirs(*given)
+    return why_not_plain(*given) or why_no_kernels(*given)
 
 
 def _require(*tensors: Any) -> None:
@@ -92,7 +92,7 @@ def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tens
         why = why_untraced(a, b)
         if why is not None:
             tell_traced(why)
-            return their_matmul(a, b, out)
+            return torch_matmul(a, b, out)
         if out is None:
             return _product(a, b, deterministic)
         refuse_gradient("out= cannot be differentiated", a, b)
@@ -125,9 +125,9 @@ def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
         return _product(a, b, deterministic)
     if _is_plain(a, b):
         return products.matmul(a, b, deterministic)
-    why = _why_theirs(a, b)
+    why = _why_no_kernels(a, b)
     if why:
-        return leave(why, their_matmul, a, b)
+        return leave(why, torch_matmul, a, b)
     if a.dtype.itemsize < 2:
         refuse_gradient(f"products of {a.dtype} have no gradient", a, b)
     return _product(a, b, deterministic)
@@ -168,13 +168,13 @@ def _matmul_slowly_into(
     if not isinstance(out, Tensor):
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", a, b)
-    why = _why_theirs(a, b)
+    why = _why_no_kernels(a, b)
     is_plain = _is_plain(a, b, out)
     a, b = a.resolve_neg(), b.resolve_neg()
     if why:
         if out.layout is not torch.strided or type(out) not in PLAIN:
-            return leave(why, their_matmul, a, b, out), None
-        return _into(out, leave(why, their_matmul, a, b), a=a, b=b), None
+            return leave(why, torch_matmul, a, b, out), None
+        return _into(out, leave(why, torch_matmul, a, b), a=a, b=b), None
     is_seen = modes() > 0  # modes see operators, which make their results
     if has_product(a, b) and not is_seen and not is_capturing(a):
         again = products.matmul_into(a, b, out, deterministic)
@@ -199,7 +199,7 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
         why = why_untraced(x, weight)
         if why is not None:
             tell_traced(why)
-            return products.their_linear(name, x, weight, bias)
+            return products.torch_linear(name, x, weight, bias)
         return _layer(x, weight, bias, name)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if not PLAIN.issuperset(map(type, tensors)):
@@ -228,9 +228,9 @@ def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
     if not (_is_compiling() and why_untraced(x, weight) is None):
         if _is_plain(x, weight, bias):
             return products.linear(x, weight, bias, name)
-        why = _why_theirs(x, weight, bias)
+        why = _why_no_kernels(x, weight, bias)
         if why:
-            return leave(why, products.their_linear, name, x, weight, bias)
+            return leave(why, products.torch_linear, name, x, weight, bias)
     return _layer(x, weight, bias, name)
 
 
@@ -256,7 +256,7 @@ def scaled_matmul(
     refuse_gradient("scaled products have no gradient", *tensors)
     if _is_plain(*tensors):
         return scaled.scaled_matmul(*tensors, out_dtype)
-    _why_theirs(a, b, scale_a, scale_b)
+    _why_no_kernels(a, b, scale_a, scale_b)
     return operators.scaled_matmul(*tensors, out_dtype)
 
 
@@ -295,7 +295,7 @@ def convolve(
             *(layer, deterministic or is_deterministic(), bias is None, residual is None, name),
         )
         ready = CALLS.get(key) or ()
-    except (RuntimeError, TypeError):  # without memory, or a layer told in what has no hash
+    except (RuntimeError, TypeError):  # without memory, or a layer whose settings have no hash
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
     for is_alike, call in ready:
         if is_alike(*tensors):
@@ -324,7 +324,7 @@ def _convolve(
         more = None if residual is None else residual.unsqueeze(0)
         one = _convolve(rank, x.unsqueeze(0), w, bias, given, deterministic, name, more)
         return one.squeeze(0)
-    why = why_untraced(x, w) if is_compiling else _why_theirs(x, w, bias, residual)
+    why = why_untraced(x, w) if is_compiling else _why_no_kernels(x, w, bias, residual)
     if why is None and not is_compiling and (0 in x.shape or 0 in w.shape):
         why = "convolutions of nothing"
     if why is None and not convolutions.is_known(x.device):
@@ -339,12 +339,12 @@ def _convolve(
     if layer is not None and not is_compiling:
         convolutions.check_size(x, w, (*layer, groups))
     if why is not None:
-        theirs = partial(_their_convolution, rank, name, residual, layer and (*layer, groups))
+        pytorch = partial(_torch_convolution, rank, name, residual, layer and (*layer, groups))
         args = (x, w, bias, stride, padding, dilation, groups)
         if not is_compiling:
-            return leave(str(why), theirs, *args)
+            return leave(str(why), pytorch, *args)
         tell_traced(str(why))
-        return theirs(*args)
+        return pytorch(*args)
     assert layer is not None
     convolutions.check(rank, x, w, bias, None if is_compiling else residual, (*layer, groups))
     if not is_compiling and _is_plain(x, w, bias, residual):
@@ -376,7 +376,7 @@ def _remembered(
     return result
 
 
-def _their_convolution(
+def _torch_convolution(
     rank: int, activation: str, residual: Tensor | None, layer: Any, *args: Any
 ) -> Tensor:
     functions = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -398,7 +398,7 @@ def convolve_into(
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", x, w, bias, residual)
     is_bare = bias is None and residual is None and layer["activation"] in (None, "none")
-    is_ours = _is_plain(x, w, out) and not _why_theirs(x, w) and convolutions.is_known(x.device)
+    is_ours = _is_plain(x, w, out) and not _why_no_kernels(x, w) and convolutions.is_known(x.device)
     if is_bare and x.dim() == rank + 2 and is_ours:
         deterministic = layer.pop("deterministic") or is_deterministic()
         del layer["activation"]

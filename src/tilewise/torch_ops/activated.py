@@ -24,7 +24,7 @@ from tilewise.torch_ops.trained import stored
 
 
 class Activated:
-    """A linear layer's chain in training; `multiply` is whoever serves the product."""
+    """A linear layer's chain in training; `multiply` serves the product."""
 
     def __init__(
         self,

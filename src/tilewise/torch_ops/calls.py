@@ -53,7 +53,7 @@ class Work:
     problem: Problem
     allocate: Callable[[], Tensor]
     """The result as the caller sees it, or its sums in fp32 where `finish` rounds them."""
-    theirs: Callable[..., Tensor] | None
+    pytorch: Callable[..., Tensor] | None
     """The same by PyTorch, on the caller's tensors; None where PyTorch has nothing."""
     deterministic: bool = False
     operands: Callable[..., Sequence[Tensor]] = lambda *tensors: tensors
@@ -73,34 +73,34 @@ def first(key: Any, work: Work, tensors: Sequence[Tensor]) -> Tensor:
     """Chooses, runs, and remembers the way for the next call under `key`."""
     if is_capturing(tensors[0]):
         new = "a CUDA graph is being captured, and some call in it was never made before"
-        if work.theirs is None:
+        if work.pytorch is None:
             raise TensorError(f"{new}; run the model once before capturing it")
         warn_once(f"{new}: PyTorch's kernel goes into the graph. Run the model once before")
-        return work.theirs(*tensors)
+        return work.pytorch(*tensors)
     dispatcher = _dispatcher(work, tensors[0])
     generation = CALLS.generation  # the first dispatcher of a process makes what is known stale
     if dispatcher is None:
-        assert work.theirs is not None
-        CALLS.keep(key, work.theirs, generation)
-        return work.theirs(*tensors)
+        assert work.pytorch is not None
+        CALLS.keep(key, work.pytorch, generation)
+        return work.pytorch(*tensors)
     options: dict[str, Any] = {"deterministic": work.deterministic, "epilogue": work.epilogue}
     options["saved_bytes"] = work.saved_bytes
     plan, choice = dispatcher.plan(work.problem, **options)
-    if choice.kernel.engine == "vendor" and work.theirs is not None:
-        CALLS.keep(key, work.theirs, generation)
-        return work.theirs(*tensors)
+    if choice.kernel.engine == "vendor" and work.pytorch is not None:
+        CALLS.keep(key, work.pytorch, generation)
+        return work.pytorch(*tensors)
     out = work.allocate()
     op, given = dispatcher.registry.op, work.operands(*tensors)
     call = prepare(op, work.problem, given, work.seen(out), is_fresh=True)
-    if COLLECTOR.is_open and work.theirs is not None:
+    if COLLECTOR.is_open and work.pytorch is not None:
         COLLECTOR.add(plan.sources(call.operands, call.out))
-        return work.theirs(*tensors)
+        return work.pytorch(*tensors)
     vectors = work.vectors(*tensors)
     plan, choice = dispatcher.execute(work.problem, call, vectors=vectors, **options)
     call.finish()
-    if choice.kernel.engine == "vendor" and work.theirs is not None:  # the chosen one failed
-        CALLS.keep(key, work.theirs, generation)
-        return work.theirs(*tensors)
+    if choice.kernel.engine == "vendor" and work.pytorch is not None:  # the chosen one failed
+        CALLS.keep(key, work.pytorch, generation)
+        return work.pytorch(*tensors)
     CALLS.keep(key, _ready(work, plan, call, tensors), generation)
     if plan.epilogue is None and work.finish is not None:
         return work.finish(out, *tensors)
@@ -112,7 +112,7 @@ def _dispatcher(work: Work, tensor: Tensor) -> Dispatcher | None:
     try:
         return default_dispatcher(work.problem.op, live_arch(tensor))
     except ArchError as error:
-        if work.theirs is None:
+        if work.pytorch is None:
             raise
         warn_once(f"left to PyTorch: {error}")
         return None
@@ -169,9 +169,9 @@ def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tenso
     dispatcher, problem = _dispatcher(work, tensors[0]), work.problem
     op = get_op(problem.op)
     if dispatcher is None:
-        assert work.theirs is not None
+        assert work.pytorch is not None
         prepare(op, problem, tensors, out)  # raises where `out` does not fit
-        work.theirs(*tensors, out=out)
+        work.pytorch(*tensors, out=out)
         return None
     if problem.is_empty:
         dispatcher.run(problem, *tensors, out=out)
@@ -182,8 +182,8 @@ def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tenso
     if call.copied or call.out is not out or not all(map(_is_same, tensors, call.operands)):
         return None
     launch = plan.launcher(call.operands, out)
-    if choice.kernel.engine == "vendor" and work.theirs is not None:
-        launch = partial(_theirs_into, work.theirs)
+    if choice.kernel.engine == "vendor" and work.pytorch is not None:
+        launch = partial(_pytorch_into, work.pytorch)
     (a_bytes, b_bytes), out_bytes = map(_span_bytes, tensors), _span_bytes(out)
 
     def again(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -197,8 +197,8 @@ def into(work: Work, tensors: Sequence[Tensor], out: Any) -> Callable[..., Tenso
     return again
 
 
-def _theirs_into(theirs: Callable[..., Tensor], out: Tensor, *tensors: Tensor) -> None:
-    theirs(*tensors, out=out)
+def _pytorch_into(pytorch: Callable[..., Tensor], out: Tensor, *tensors: Tensor) -> None:
+    pytorch(*tensors, out=out)
 
 
 def _span_bytes(tensor: Tensor) -> int:

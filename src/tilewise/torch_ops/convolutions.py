@@ -28,10 +28,10 @@ from tilewise.ops.conv.infer import (
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.settings import Settings, settings
 from tilewise.torch_ops.calls import Work, allocator, first
+from tilewise.torch_ops.fallback import leave, why_no_kernels
 from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.products import ACTIVATE, HALVES, IN_PLACE, NATIVE
 from tilewise.torch_ops.registering import is_deterministic
-from tilewise.torch_ops.theirs import leave, why_theirs
 
 Layer = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 """Stride, padding, dilation and groups."""
@@ -177,17 +177,17 @@ def _first(
     layer: Layer,
     after: Epilogue,
 ) -> Tensor:
-    why = why_theirs(*tensors[:2])
+    why = why_no_kernels(*tensors[:2])
     if why or key is None:
         why = why or "tensors without memory of their own"
-        return leave(why, partial(theirs, direction, size, layer, after), *tensors)
+        return leave(why, partial(torch_convolution, direction, size, layer, after), *tensors)
     one, two = tensors[:2]
     if direction == "fwd":
         bias = tensors[2] if after.bias else None
         check(one.dim() - 2, one, two, bias, None, layer)
         if bias is not None and bias.dtype != one.dtype:
             raise TensorError(f"bias is {bias.dtype} and x is {one.dtype}; convert one of them")
-    own = their_call(direction, size, layer, after, one, two)
+    own = torch_call(direction, size, layer, after, one, two)
     shapes = {"fwd": (one.shape, two.shape), "bwd_data": (size, two.shape)}
     x, w = shapes.get(direction, (one.shape, size))
     problem = _problem(direction, one, x, w, layer)
@@ -202,7 +202,7 @@ def _first(
     work = Work(
         problem=problem,
         allocate=result,
-        theirs=own if one.dtype in NATIVE else None,
+        pytorch=own if one.dtype in NATIVE else None,
         deterministic=key[-1],
         operands=lambda one, two, *more: (one, two),
         epilogue=None if after.is_plain else after,
@@ -321,7 +321,7 @@ def dense_strides(shape: Sequence[Any], layout: str) -> tuple[Any, ...]:
     return tuple(strides)
 
 
-def theirs(
+def torch_convolution(
     direction: str,
     size: tuple[int, ...],
     layer: Layer,
@@ -331,22 +331,22 @@ def theirs(
     *more: Tensor,
 ) -> Tensor:
     """PyTorch's own."""
-    return their_call(direction, size, layer, after, one, two)(one, two, *more)
+    return torch_call(direction, size, layer, after, one, two)(one, two, *more)
 
 
-def their_call(
+def torch_call(
     direction: str, size: tuple[int, ...], layer: Layer, after: Epilogue, one: Tensor, two: Tensor
 ) -> Callable[..., Tensor]:
     """PyTorch's own for tensors stored like these."""
     x_size = size if direction == "bwd_data" else one.shape
     w_size = size if direction == "bwd_weight" else two.shape
     if crashes(one, x_size, w_size, layer):
-        return partial(_theirs_widened, direction, size, layer, after)
+        return partial(_widened, direction, size, layer, after)
     stride, padding, dilation, groups = map(_listed, layer)
     rank = one.dim() - 2
     rest: tuple[Any, ...] = (stride, padding, dilation, False, [0] * rank, groups)
     if direction == "fwd":
-        return _their_forward(after, rest)
+        return _torch_forward(after, rest)
     # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
     # layer for one of contiguous tensors, and copy the others.
     strides = dense_strides(size, layout_of(view(one)))
@@ -362,7 +362,7 @@ def their_call(
     return gradient
 
 
-def _their_forward(after: Epilogue, rest: tuple[Any, ...]) -> Callable[..., Tensor]:
+def _torch_forward(after: Epilogue, rest: tuple[Any, ...]) -> Callable[..., Tensor]:
     activate = IN_PLACE.get(after.activation, ACTIVATE[after.activation])
 
     def plain(one: Tensor, two: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -380,11 +380,11 @@ def _their_forward(after: Epilogue, rest: tuple[Any, ...]) -> Callable[..., Tens
     return plain if is_plain else finished
 
 
-def _theirs_widened(
+def _widened(
     direction: str, size: tuple[int, ...], layer: Layer, after: Epilogue, *tensors: Tensor
 ) -> Tensor:
     one, two, *more = (tensor.float() for tensor in tensors)
-    return theirs(direction, size, layer, after, one, two, *more).to(tensors[0].dtype)
+    return torch_convolution(direction, size, layer, after, one, two, *more).to(tensors[0].dtype)
 
 
 def crashes(tensor: Tensor, x: Sequence[int], w: Sequence[int], layer: Layer) -> bool:

@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from tilewise.torch_ops.fused import Chain, ConvChain, LinearChain, has_hooks, is_served
 from tilewise.torch_ops.gated import Gated, GatedLinear
-from tilewise.torch_ops.layers import THEIRS
+from tilewise.torch_ops.layers import PLAIN_CLASS
 from tilewise.torch_ops.nodes import (
     ACTIVATIONS,
     NORMS,
@@ -74,7 +74,7 @@ def find_chains(owner: nn.Module, graph: fx.Graph) -> Iterator[Found]:
         if node in taken:
             continue
         layer = child(owner, node)
-        kind = getattr(type(layer), THEIRS, type(layer))
+        kind = getattr(type(layer), PLAIN_CLASS, type(layer))
         found = None
         if kind in RANKS and is_served(layer):
             found = _after_convolution(owner, node, RANKS[kind], order, taken)
@@ -97,7 +97,7 @@ def _after_container(
     """An addition to what a container gives, where that ends with a convolution."""
     container = child(owner, node)
     layer, norm = last_layers(container)
-    rank = RANKS.get(getattr(type(layer), THEIRS, type(layer)), 0)
+    rank = RANKS.get(getattr(type(layer), PLAIN_CLASS, type(layer)), 0)
     if not rank or not is_served(layer) or type(norm) not in (NORMS[rank], type(None)):
         return None
     nodes = _up_to_addition(owner, node, taken)
@@ -290,7 +290,7 @@ def _both_products(
     (other,) = [one for one in product.args if one is not following]
     assert isinstance(other, fx.Node)
     kinds = [type(child(owner, one)) for one in (node, other)]
-    if any(getattr(kind, THEIRS, kind) is not nn.Linear for kind in kinds):
+    if any(getattr(kind, PLAIN_CLASS, kind) is not nn.Linear for kind in kinds):
         return None
     nodes = sorted((node, following, other, product), key=order.__getitem__)
     is_alone = only_user(other) is product and other.args == node.args

@@ -29,6 +29,7 @@ from tilewise.torch_ops import convolutions, linear
 from tilewise.torch_ops.activated import Activated
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
+from tilewise.torch_ops.fallback import PLAIN
 from tilewise.torch_ops.folding import Fold
 from tilewise.torch_ops.launching import why_no_kernels
 from tilewise.torch_ops.layers import (
@@ -44,7 +45,6 @@ from tilewise.torch_ops.norm_launch import Norm
 from tilewise.torch_ops.norms import TritonNorm, norm_of, normaliser
 from tilewise.torch_ops.products import ACTIVATE, IN_PLACE, NATIVE
 from tilewise.torch_ops.registering import is_seen
-from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, CONVOLVE, Trained, stored
 
 Run = Callable[[Any, Any, Tensor, Tensor | None], Tensor]
@@ -210,7 +210,7 @@ class ConvChain(Chain):
         convolve = convolutions.convolution if served.is_ours else CONVOLVE[rank - 1]
         layered = (sizes,) if served.is_ours else sizes
 
-        def ours(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+        def fused(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
             x = x if x.dtype is kind else x.to(kind)
             return convolutions.convolution(x, w, bias, sizes, residual=residual, activation=name)
@@ -220,7 +220,7 @@ class ConvChain(Chain):
             z = convolve(x if x.dtype is kind else x.to(kind), w, None, *layered)
             return passes.apply(stored(z, strides), stats, residual)
 
-        def theirs(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+        def by_pytorch(layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
             w, bias, _ = fold.get(layer, norm)
             z = CONVOLVE[rank - 1](x if x.dtype is kind else x.to(kind), w, bias, *sizes)
             if residual is not None:
@@ -231,9 +231,9 @@ class ConvChain(Chain):
         if served.is_ours:
             w = fold.get(layer, norm)[0]
             if is_apart or convolutions.is_fused(call.x, w, sizes, after):
-                return ours, served
+                return fused, served
         elif is_apart:
-            return theirs, served
+            return by_pytorch, served
         strides = dense_strides(call.shape, call.layout)
         passes = TritonNorm(self._applied(call), call.shape, strides, call.x)
         return in_one_pass, served

@@ -20,13 +20,13 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.ops.launch import Launch
 from tilewise.torch_ops.calls import allocator, is_capturing
 from tilewise.torch_ops.convolutions import dense_strides
+from tilewise.torch_ops.fallback import PLAIN
 from tilewise.torch_ops.fused import has_global_hooks, has_hooks
 from tilewise.torch_ops.launching import Launchers, why_no_kernels
 from tilewise.torch_ops.layers import ALWAYS, NAMES, is_worth, needs_gradient
 from tilewise.torch_ops.pass_launch import Gate, GateProducts
 from tilewise.torch_ops.products import ACTIVATE, NATIVE, rounds_to_tf32
 from tilewise.torch_ops.registering import is_seen, is_watched
-from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, stored
 
 MOST = 64

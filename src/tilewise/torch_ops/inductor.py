@@ -38,7 +38,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {"mm": _mm, "addmm": _addmm, "bmm": 
 def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
     """Lets `torch.compile` take tilewise's choices for products and convolutions from now on.
 
-    With `always` tilewise serves all that it can, whoever is expected to be faster. What is
+    With `always` tilewise serves all that it can, whichever is expected to be faster. What is
     compiled already stays as it is.
     """
     from torch._inductor import config

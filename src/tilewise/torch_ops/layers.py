@@ -30,7 +30,7 @@ SERVED = "_tilewise_served"
 """Where a patched layer keeps what was decided for each of its inputs."""
 ALWAYS = "_tilewise_always"
 """Where a patched layer keeps whether tilewise serves whatever it can."""
-THEIRS = "_tilewise_theirs"
+PLAIN_CLASS = "_tilewise_plain_class"
 """Where a class of patched layers keeps the class of PyTorch's."""
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 CALL_US = {
@@ -43,9 +43,9 @@ CALL_US = {
 
 Above what `benchmarks/layer_overhead.py` reads on two AMD EPYC cores (7.8, 46.7, 4.4 and 30.7 us,
 2026-11-18, the last two beside other work): where the gain is not sure, the call stays PyTorch's.
-A chain is a call of ours whoever computes its first layer, and our launch costs no more than
-PyTorch's way to cuDNN. A pass is one of ours in place of several of PyTorch's, each of which costs
-a call, too.
+A chain is a call of ours, whichever routine computes its first layer, and our launch costs no more
+than PyTorch's way to cuDNN. A pass is one of ours in place of several of PyTorch's, each of which
+costs a call, too.
 """
 
 
@@ -55,7 +55,7 @@ class Served:
 
     is_ours: bool
     why: str
-    theirs_us: float = 0.0
+    pytorch_us: float = 0.0
     """What PyTorch's routines are expected to take; 0 where nobody knows."""
     ours_us: float = 0.0
     """What the chosen kernels are expected to take, calling them included; 0 where unknown."""
@@ -63,10 +63,10 @@ class Served:
     @property
     def gain_us(self) -> float:
         """What is expected to be gained by tilewise; nothing where PyTorch serves."""
-        return self.theirs_us - self.ours_us if self.is_ours else 0.0
+        return self.pytorch_us - self.ours_us if self.is_ours else 0.0
 
 
-def theirs(why: str, **times: float) -> Served:
+def by_pytorch(why: str, **times: float) -> Served:
     """PyTorch serves."""
     return Served(is_ours=False, why=why, **times)
 
@@ -132,7 +132,7 @@ class Asked:
 def decide(asked: Asked) -> Served:
     """Who serves; nothing is built or run."""
     if asked.dtype not in NAMES or asked.device.type not in ("cpu", "cuda"):
-        return theirs(f"tilewise has no layers of {asked.dtype} on {asked.device.type}")
+        return by_pytorch(f"tilewise has no layers of {asked.dtype} on {asked.device.type}")
     try:
         arch = arch_on(asked.device)
         problems = list(asked.problems())
@@ -143,16 +143,16 @@ def decide(asked: Asked) -> Served:
         times = [_expected_us(first, arch, saved, asked.epilogue)]
         times += [_expected_us(problem, arch) for problem in rest]
     except (InputError, NoKernelError) as error:
-        return theirs(str(error).splitlines()[0])
+        return by_pytorch(str(error).splitlines()[0])
     if not any(is_ours for _, _, is_ours in times):
-        return theirs("PyTorch's routines are expected to be as fast or faster", **_sums(times))
+        return by_pytorch("PyTorch's routines are expected to be as fast or faster", **_sums(times))
     if any(vendor_us is None for vendor_us, _, _ in times):
-        return theirs("nobody measured PyTorch's routine on this device; tw.tune does")
+        return by_pytorch("nobody measured PyTorch's routine on this device; tw.tune does")
     call_us = asked.call_us
-    theirs_us, ours_us = sum(t[0] or 0.0 for t in times), sum(t[1] for t in times)
-    found = {"theirs_us": theirs_us, "ours_us": ours_us + call_us}
-    if ours_us + call_us >= theirs_us:
-        return theirs(f"calling tilewise costs {call_us:.0f} us, as much as it gains", **found)
+    pytorch_us, ours_us = sum(t[0] or 0.0 for t in times), sum(t[1] for t in times)
+    found = {"pytorch_us": pytorch_us, "ours_us": ours_us + call_us}
+    if ours_us + call_us >= pytorch_us:
+        return by_pytorch(f"calling tilewise costs {call_us:.0f} us, as much as it gains", **found)
     return Served(is_ours=True, why=f"faster by the {_path(asked, arch)} ranking", **found)
 
 
@@ -173,7 +173,7 @@ def is_worth(saved_bytes: int, device: torch.device, *, with_gradients: bool) ->
 
 def _sums(times: Sequence[tuple[float | None, float, bool]]) -> dict[str, float]:
     known = [us for us, _, _ in times if us is not None]
-    return {"theirs_us": sum(known)} if len(known) == len(times) else {}
+    return {"pytorch_us": sum(known)} if len(known) == len(times) else {}
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from tilewise.torch_ops.fused import has_hooks
-from tilewise.torch_ops.layers import THEIRS
+from tilewise.torch_ops.layers import PLAIN_CLASS
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 """By the rank of the convolution before; subclasses, synchronised ones among them, stay."""
@@ -84,7 +84,7 @@ def _is_new(owner: nn.Module, node: fx.Node) -> bool:
     if any(activation_of(owner, node)[:1]):
         return not activation_of(owner, node)[1]
     module = child(owner, node)
-    kind = getattr(type(module), THEIRS, type(module))
+    kind = getattr(type(module), PLAIN_CLASS, type(module))
     return kind in (*RANKS, *NORMS.values(), nn.Linear) and not has_hooks(module)
 
 

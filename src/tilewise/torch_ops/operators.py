@@ -14,8 +14,8 @@ from tilewise.ops.conv.epilogue import Epilogue
 from tilewise.ops.conv.infer import layout_by
 from tilewise.torch_ops import convolutions, products, scaled
 from tilewise.torch_ops.convolutions import Layer, dense_strides, result_shape
+from tilewise.torch_ops.fallback import RESULTS, torch_matmul
 from tilewise.torch_ops.registering import define, is_seen
-from tilewise.torch_ops.theirs import RESULTS, their_matmul
 
 _LAYER = "int[] stride, int[] padding, int[] dilation, int groups, bool deterministic"
 
@@ -24,7 +24,7 @@ _check: Callable[..., None] = torch._check
 
 
 def _like(result: Tensor, strides: Sequence[int]) -> Tensor:
-    """A result stored as promised to whoever traced the call; PyTorch's own may not be."""
+    """A result stored as promised when the call was traced; PyTorch's own may not be."""
     if result.stride() == tuple(strides):
         return result
     return torch.empty_strided(
@@ -56,7 +56,7 @@ matmul = define(
     _matmul_fake,
     _matmul_save,
     _matmul_backward,
-    lambda a, b, deterministic: their_matmul(a, b),
+    lambda a, b, deterministic: torch_matmul(a, b),
 )
 
 
@@ -125,7 +125,7 @@ linear = define(
     _linear_fake,
     _linear_save,
     _linear_backward,
-    lambda x, weight, bias, activation: products.their_linear(activation, x, weight, bias),
+    lambda x, weight, bias, activation: products.torch_linear(activation, x, weight, bias),
 )
 
 scaled_matmul = define(
@@ -228,7 +228,7 @@ def _conv_theirs(
 ) -> Tensor:
     done = Epilogue(bias=bias is not None, residual=residual is not None, activation=after)
     more = [tensor for tensor in (bias, residual) if tensor is not None]
-    return convolutions.theirs("fwd", (), _layer(settings)[0], done, x, w, *more)
+    return convolutions.torch_convolution("fwd", (), _layer(settings)[0], done, x, w, *more)
 
 
 def _data_run(size: Sequence[int], w: Tensor, dy: Tensor, *settings: Any) -> Tensor:
@@ -285,7 +285,7 @@ conv_input_gradient = define(
     lambda size, w, dy, *settings: _stored(dy, size, dy),
     _data_save,
     _data_backward,
-    lambda size, w, dy, *settings: convolutions.theirs(
+    lambda size, w, dy, *settings: convolutions.torch_convolution(
         "bwd_data", tuple(size), _layer(settings)[0], PLAIN, dy, w
     ),
 )
@@ -295,7 +295,7 @@ conv_weight_gradient = define(
     lambda x, size, dy, *settings: _stored(x, size, x),
     _weight_save,
     _weight_backward,
-    lambda x, size, dy, *settings: convolutions.theirs(
+    lambda x, size, dy, *settings: convolutions.torch_convolution(
         "bwd_weight", tuple(size), _layer(settings)[0], PLAIN, x, dy
     ),
 )

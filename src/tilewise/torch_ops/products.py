@@ -19,9 +19,9 @@ from tilewise.ops.arguments import ACTIVATIONS
 from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.torch_ops.calls import Work, allocator, first, into
+from tilewise.torch_ops.fallback import leave, torch_matmul, why_no_kernels
 from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.registering import is_deterministic
-from tilewise.torch_ops.theirs import leave, their_matmul, why_theirs
 
 NATIVE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What PyTorch multiplies as it is."""
@@ -55,7 +55,7 @@ def matmul(a: Tensor, b: Tensor, deterministic: bool = False) -> Tensor:
     try:
         key = matmul_key(a, b, deterministic)
     except RuntimeError:
-        return leave(_why(a, b), their_matmul, a, b)
+        return leave(_why(a, b), torch_matmul, a, b)
     call: Callable[..., Tensor] | None = CALLS.get(key)
     return _first_matmul(key, a, b) if call is None else call(a, b)
 
@@ -68,9 +68,9 @@ def matmul_into(
 
 
 def _first_matmul(key: Any, a: Tensor, b: Tensor) -> Tensor:
-    why = why_theirs(a, b)
+    why = why_no_kernels(a, b)
     if why:
-        return leave(why, their_matmul, a, b)
+        return leave(why, torch_matmul, a, b)
     if not has_product(a, b):
         result: Tensor = product_of_any(a, b, partial(matmul, deterministic=key[-2]))
         return result
@@ -88,7 +88,7 @@ def _product(key: Any, a: Tensor, b: Tensor) -> Work:
     return Work(
         problem=problem,
         allocate=_allocate(shape, torch_dtype(problem.out_dtype, a.device), a),
-        theirs=torch.matmul if a.dtype in NATIVE else None,
+        pytorch=torch.matmul if a.dtype in NATIVE else None,
         deterministic=deterministic,
     )
 
@@ -113,7 +113,7 @@ def linear(
     try:
         key = linear_key(x, weight, bias, activation)
     except RuntimeError:
-        return leave(_why(x, weight), their_linear, activation, x, weight, bias)
+        return leave(_why(x, weight), torch_linear, activation, x, weight, bias)
     call: Callable[..., Tensor] | None = CALLS.get(key)
     if call is None:
         return _first_linear(key, x, weight, bias)
@@ -124,15 +124,15 @@ def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     *_, activation, deterministic, is_tf32 = key
     check_activation(activation)
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    theirs = partial(their_linear, activation)
-    why = why_theirs(*tensors)
+    pytorch = partial(torch_linear, activation)
+    why = why_no_kernels(*tensors)
     if why is None and (weight.dim() != 2 or x.dim() == 0 or x.dtype not in NATIVE):
         why = f"a linear layer of {x.dtype} with weights of {weight.dim()} dimensions"
     if why:
-        return leave(why, theirs, *tensors)
+        return leave(why, pytorch, *tensors)
     check_linear(x, weight, bias)
     if 0 in x.shape or 0 in weight.shape:
-        return theirs(*tensors)
+        return pytorch(*tensors)
     n, k = weight.shape
     rows = x.numel() // k
 
@@ -149,7 +149,7 @@ def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     work = Work(
         problem=problem,
         allocate=_allocate((*x.shape[:-1], n), kind, x),
-        theirs=theirs,
+        pytorch=pytorch,
         deterministic=deterministic,
         operands=operands,
         seen=lambda out: out.view(rows, n),
@@ -163,7 +163,7 @@ def _first_linear(key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
     return first(key, work, tensors)
 
 
-def their_linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def torch_linear(activation: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """PyTorch's own, which rounds before it adds a bias unless x is a matrix."""
     if bias is None or x.dim() == 2 or x.dtype not in HALVES or not x.dim() or not x.numel():
         return ACTIVATE[activation](functional.linear(x, weight, bias))
@@ -212,7 +212,7 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Calla
 
 
 def _why(*tensors: Tensor) -> str:
-    return why_theirs(*tensors) or "tensors without memory of their own"
+    return why_no_kernels(*tensors) or "tensors without memory of their own"
 
 
 def rounds_to_tf32() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewise.torch_ops.casting import CASTS
-from tilewise.torch_ops.theirs import PLAIN, forward_level, has_tangent
+from tilewise.torch_ops.fallback import PLAIN, forward_level, has_tangent
 
 _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -40,12 +40,12 @@ def define(
     fake: Callable[..., Tensor],
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
-    theirs: Callable[..., Tensor] | None = None,
+    pytorch: Callable[..., Tensor] | None = None,
     quick: tuple[Callable[..., Tensor], Callable[..., Any]] | None = None,
 ) -> Callable[..., Tensor]:
     """An operator on CPU and CUDA tensors, which autocast casts for where it has gradients.
 
-    `theirs` is the same by PyTorch's own, which alone differentiate forward. `quick` are `run` and
+    `pytorch` is the same by PyTorch's own, which alone differentiate forward. `quick` are `run` and
     `backward` for plain tensors that nobody watches.
     """
     name = schema.partition("(")[0]
@@ -57,17 +57,17 @@ def define(
             LIBRARY.impl(name, _autocast(op, device.lower()), f"Autocast{device}")
     full = f"tilewise::{name}"
     torch.library.register_fake(full, fake, lib=LIBRARY)
-    if not (save and backward and theirs):
+    if not (save and backward and pytorch):
         unwatched: Callable[..., Tensor] = op.default
         return unwatched
     torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-    return _front(name, save, theirs, *(quick or (run, backward)))
+    return _front(name, save, pytorch, *(quick or (run, backward)))
 
 
 def _front(
     name: str,
     save: Callable[..., None],
-    theirs: Callable[..., Tensor],
+    pytorch: Callable[..., Tensor],
     run: Callable[..., Tensor],
     backward: Callable[..., Any],
 ) -> Callable[..., Tensor]:
@@ -86,7 +86,7 @@ def _front(
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and has_tangent(*tensors):
-            return theirs(*args)
+            return pytorch(*args)
         if is_compiling or is_watched() or any(type(t) not in PLAIN for t in tensors):
             return op(*args)  # type: ignore[no-any-return]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

@@ -16,9 +16,9 @@ from tilewise.ops.gemm.arguments import Epilogue
 from tilewise.ops.gemm.infer import infer
 from tilewise.ops.gemm.vendor import scaled_operands
 from tilewise.torch_ops.calls import Work, first
+from tilewise.torch_ops.fallback import FP8, leave
 from tilewise.torch_ops.memory import alignment
 from tilewise.torch_ops.registering import is_deterministic
-from tilewise.torch_ops.theirs import FP8, leave
 
 OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -34,14 +34,14 @@ def scaled_matmul(
     """(a b) scaled by one factor per operand, or by one per row of a and column of b."""
     require_memory(a, b, scale_a, scale_b, *() if bias is None else (bias,))
     is_rows = scale_a.numel() > 1 or scale_b.numel() > 1
-    why = _why_theirs(a, b, out_dtype)
+    why = _why_no_kernels(a, b, out_dtype)
     if not why:
         _check(a, b, bias, out_dtype)
     left = _factors("scale_a", scale_a, a, a.shape[0], is_rows)
     right = _factors("scale_b", scale_b, a, b.shape[1], is_rows)
     if why:
-        theirs = partial(torch._scaled_mm, bias=bias, out_dtype=out_dtype)
-        return leave(why, theirs, *scaled_operands(a, b), *_scales(left, right, is_rows))
+        pytorch = partial(torch._scaled_mm, bias=bias, out_dtype=out_dtype)
+        return leave(why, pytorch, *scaled_operands(a, b), *_scales(left, right, is_rows))
     tensors = (a, b, left, right) if bias is None else (a, b, bias.contiguous(), left, right)
     if 0 in (*a.shape, *b.shape):
         return _scale(a.new_zeros(a.shape[0], b.shape[1], dtype=torch.float32), out_dtype, *tensors)
@@ -59,7 +59,7 @@ def scaled_matmul(
     return _scale(result, out_dtype, *tensors) if a.device.type == "cpu" else result
 
 
-def _why_theirs(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str | None:
+def _why_no_kernels(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str | None:
     """Why a product is PyTorch's, or None: two kinds of fp8 in one, or an fp8 result."""
     known = a.dtype in FP8 and b.dtype in FP8 and (out_dtype in OUT_DTYPES or out_dtype in FP8)
     if a.dim() != 2 or b.dim() != 2 or not known:
@@ -108,7 +108,7 @@ def _first_sums(key: Any, tensors: tuple[Tensor, ...]) -> Tensor:
     work = Work(
         problem=infer(a, b, out_dtype="fp32"),
         allocate=partial(torch.empty, (a.shape[0], b.shape[1]), dtype=torch.float32),
-        theirs=None,
+        pytorch=None,
         deterministic=deterministic,
         operands=lambda a, b, *rest: (a, b),
     )
@@ -121,7 +121,7 @@ def _first(key: Any, tensors: tuple[Tensor, ...]) -> Tensor:
     work = Work(
         problem=infer(a, b, out_dtype=OUT_DTYPES[out_dtype]),
         allocate=partial(torch.empty, (a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device),
-        theirs=partial(_theirs, out_dtype, is_rows),
+        pytorch=partial(_by_pytorch, out_dtype, is_rows),
         deterministic=deterministic,
         operands=lambda a, b, *rest: (a, b),
         epilogue=Epilogue(bias=has_bias, scaling="row" if is_rows else "tensor"),
@@ -142,7 +142,9 @@ def _scales(left: Tensor, right: Tensor, is_rows: bool) -> tuple[Tensor, Tensor]
     return (left[:, None], right[None, :]) if is_rows else (left[0], right[0])
 
 
-def _theirs(out_dtype: torch.dtype, is_rows: bool, a: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
+def _by_pytorch(
+    out_dtype: torch.dtype, is_rows: bool, a: Tensor, b: Tensor, *rest: Tensor
+) -> Tensor:
     """PyTorch's scaled product where it has one, else fp32 products."""
     *bias, left, right = rest
     is_stored = a.stride(1) == 1 and b.stride(0) == 1

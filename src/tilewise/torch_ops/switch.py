@@ -22,19 +22,19 @@ from tilewise.torch_ops.casting import CASTS
 from tilewise.torch_ops.chains import fuse as fuse_chains
 from tilewise.torch_ops.chains import unfuse
 from tilewise.torch_ops.convolutions import Layer, convolution
+from tilewise.torch_ops.fallback import PLAIN
 from tilewise.torch_ops.layers import (
     ALWAYS,
+    PLAIN_CLASS,
     SERVED,
-    THEIRS,
     Asked,
     Served,
+    by_pytorch,
     decide,
     needs_gradient,
-    theirs,
 )
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.registering import is_seen, transform
-from tilewise.torch_ops.theirs import PLAIN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 _is_traced = torch.compiler.is_dynamo_compiling
@@ -64,9 +64,9 @@ def _served(layer: Any, x: Tensor, key: _Key) -> Served:
     held: dict[_Key, Served] = layer.__dict__[SERVED]
     is_plain = type(x) in PLAIN and type(layer.weight) in PLAIN and transform() is None
     if not is_plain or is_capturing(x):
-        return theirs("tensors of another kind than PyTorch's plain ones")
+        return by_pytorch("tensors of another kind than PyTorch's plain ones")
     asked = _asked(layer, x, cast=key[-2])
-    found = decide(asked) if asked is not None else theirs("shapes that do not go together")
+    found = decide(asked) if asked is not None else by_pytorch("shapes that do not go together")
     if layer.__dict__.get(ALWAYS) and asked is not None:
         found = Served(is_ours=True, why="asked for always")
     if len(held) >= MOST:
@@ -109,9 +109,9 @@ def _asked(layer: Any, x: Tensor, cast: torch.dtype | None) -> Asked | None:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by whoever is expected to be faster."""
+    """`nn.Linear` by tilewise where it is expected to be faster."""
 
-    _tilewise_theirs = nn.Linear
+    _tilewise_plain_class = nn.Linear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
         if not _is_traced():
@@ -172,9 +172,9 @@ def _straight(
 
 
 class Conv1d(nn.Conv1d):
-    """`nn.Conv1d` by whoever is expected to be faster."""
+    """`nn.Conv1d` by tilewise where it is expected to be faster."""
 
-    _tilewise_theirs = nn.Conv1d
+    _tilewise_plain_class = nn.Conv1d
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
@@ -182,9 +182,9 @@ class Conv1d(nn.Conv1d):
 
 
 class Conv2d(nn.Conv2d):
-    """`nn.Conv2d` by whoever is expected to be faster."""
+    """`nn.Conv2d` by tilewise where it is expected to be faster."""
 
-    _tilewise_theirs = nn.Conv2d
+    _tilewise_plain_class = nn.Conv2d
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
@@ -192,9 +192,9 @@ class Conv2d(nn.Conv2d):
 
 
 class Conv3d(nn.Conv3d):
-    """`nn.Conv3d` by whoever is expected to be faster."""
+    """`nn.Conv3d` by tilewise where it is expected to be faster."""
 
-    _tilewise_theirs = nn.Conv3d
+    _tilewise_plain_class = nn.Conv3d
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ours = _convolve(self, x, weight, bias)
@@ -228,7 +228,7 @@ def patch(model: AnyModule, *, always: bool = False, fuse: bool = False) -> AnyM
         other = OURS.get(type(module))
         if other is not None:
             module.__class__ = other
-        if THEIRS in type(module).__dict__:
+        if PLAIN_CLASS in type(module).__dict__:
             module.__dict__[SERVED] = {}
             module.__dict__[ALWAYS] = always
         if not fuse:
@@ -242,7 +242,7 @@ def unpatch(model: AnyModule) -> AnyModule:
     """Undoes `patch`."""
     for module in _modules(model):
         unfuse(module)
-        other = type(module).__dict__.get(THEIRS)
+        other = type(module).__dict__.get(PLAIN_CLASS)
         if other is not None:
             module.__class__ = other
             for name in (SERVED, ALWAYS):

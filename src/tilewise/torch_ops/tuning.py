@@ -29,8 +29,8 @@ def _cells(timed: tuple[Problem, dict[str, float]]) -> tuple[str, ...]:
     problem, times = timed
     fastest = min(times, key=lambda name: times[name])
     vendor = times.get(f"{problem.op}_vendor_torch")
-    told = f"{problem.op} {spell_problem(problem)} {problem.dtype}"
-    return f"{times[fastest]:.1f}", f"{vendor:.1f}" if vendor else "", fastest, told
+    shown = f"{problem.op} {spell_problem(problem)} {problem.dtype}"
+    return f"{times[fastest]:.1f}", f"{vendor:.1f}" if vendor else "", fastest, shown
 
 
 def tune(

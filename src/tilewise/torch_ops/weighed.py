@@ -20,12 +20,12 @@ from tilewise.dispatch.remembered import CALLS
 from tilewise.ops.launch import Launch
 from tilewise.torch_ops.calls import allocator, is_capturing
 from tilewise.torch_ops.convolutions import dense_strides
+from tilewise.torch_ops.fallback import PLAIN
 from tilewise.torch_ops.launching import Launchers, why_no_kernels
 from tilewise.torch_ops.layers import is_worth, needs_gradient
 from tilewise.torch_ops.pass_launch import Weigh
 from tilewise.torch_ops.products import NATIVE
 from tilewise.torch_ops.registering import is_seen
-from tilewise.torch_ops.theirs import PLAIN
 from tilewise.torch_ops.trained import ALIGNMENT, stored
 
 MOST = 16

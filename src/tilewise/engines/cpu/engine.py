@@ -208,7 +208,7 @@ class CpuPlan(Plan):
         sizes = self._abi.sizes(problem)
         sizes.team = team
         needed = int(library.tw_workspace(ctypes.byref(sizes)))
-        # Kernels want it aligned; whoever brings one may bring any address.
+        # Kernels want it aligned; a caller's may have any address.
         self.workspace_bytes = needed + ALIGNMENT - 1 if needed else 0
 
     def execute(self, operands: Sequence[Any], out: Any, workspace: Any = None) -> None:

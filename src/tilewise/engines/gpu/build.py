@@ -44,7 +44,7 @@ def compile_source(source: AnySource, target: str) -> GpuObject:
 
 
 def is_compiled(source: AnySource, target: str) -> bool:
-    """Whether an object for `target` is kept; False where that cannot be told."""
+    """Whether an object for `target` is kept; False where that is not known."""
     made_by = nvrtc if isinstance(source, CudaSource) else triton_build
     try:
         return is_kept(made_by.recipe(source, target))
@@ -172,7 +172,7 @@ def compile_ahead(
 ) -> list[str]:
     """Fills the cache in worker processes; one line for each source that does not compile.
 
-    Kernels are specialised to strides and sizes when a plan is made; whoever makes many plans
+    Kernels are specialised to strides and sizes when a plan is made; a caller that makes many plans
     collects their sources first, since compiling one after the other takes a second each.
     """
     unique = {source_key(source): source for source in sources}
@@ -192,15 +192,15 @@ def compile_ahead(
 def compile_together(
     sources: Sequence[AnySource], target: str, max_workers: int | None = None
 ) -> list[str]:
-    """`compile_ahead` in threads of this process, for whoever cannot start others."""
+    """`compile_ahead` in threads of this process, for callers that cannot start others."""
     unique = {source_key(source): source for source in sources}.values()
     # One after the other in a thread of their own: Triton is Python.
     triton = [source for source in unique if not isinstance(source, CudaSource)]
     groups = [triton, *([source] for source in unique if isinstance(source, CudaSource))]
 
     def failures(group: Sequence[AnySource]) -> list[str]:
-        told = ((source, _compiles(source, target)) for source in group)
-        return [f"{source.function}: {error}" for source, error in told if error]
+        outcomes = ((source, _compiles(source, target)) for source in group)
+        return [f"{source.function}: {error}" for source, error in outcomes if error]
 
     with ThreadPoolExecutor(min(max_workers or cpu_count() or 1, len(groups))) as crew:
         return [line for lines in crew.map(failures, groups) for line in lines]

@@ -104,7 +104,7 @@ class GpuEngine(Engine):
         if reason:
             raise ExecutionError(f"{kernel.name} cannot run: {reason}")
         if epilogue is not None and not self.fuses(kernel, problem, epilogue):
-            epilogue = None  # the plan says so, and whoever asked does it after
+            epilogue = None  # the plan says so, and the caller does it after
         return GpuPlan(kernel, problem, arch, epilogue)
 
 

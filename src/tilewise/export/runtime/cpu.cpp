@@ -78,7 +78,7 @@ std::shared_ptr<Ready> make_ready(const std::shared_ptr<Backend> &backend, int32
     return nullptr;
   }
   const int64_t needed = made->kernel->workspace(made->arguments.data());
-  // Kernels want it aligned; whoever brings one may bring any address.
+  // Kernels want it aligned; a caller's may have any address.
   launch.workspace_bytes = needed ? needed + static_cast<int64_t>(kAlignment) - 1 : 0;
   return made;
 }

@@ -44,7 +44,7 @@ __extension__ typedef __int128 wide;
 template <class A, class B>
 auto floor_div(A a, B b) -> decltype(a + b) {
   const decltype(a + b) x = a, y = b;
-  if (y == 0) return 0;  // never asked for: whoever divides knows better
+  if (y == 0) return 0;  // never reached: callers check before they divide
   const auto quotient = x / y;
   return quotient * y != x && ((x < 0) != (y < 0)) ? quotient - 1 : quotient;
 }

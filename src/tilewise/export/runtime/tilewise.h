@@ -84,7 +84,7 @@ tilewise_status tilewise_plan_for(tilewise_library *library, const tilewise_prob
 tilewise_status tilewise_plan_kernel(tilewise_library *library, const tilewise_problem *problem,
                                      int32_t kernel, tilewise_plan **made, char *why, size_t room);
 tilewise_plan_facts tilewise_facts(const tilewise_plan *plan);
-/* Plans count who holds them: whoever made or kept one releases it. */
+/* Plans count their holders: what makes or keeps one releases it. */
 tilewise_plan *tilewise_keep(tilewise_plan *plan);
 void tilewise_release(tilewise_plan *plan);
 

@@ -95,7 +95,7 @@ _HELPERS = {
     **TIME_HELPERS,
     "analytic_us": "cpu_us if not is_gpu else conv_us if is_ours "
     "else vendor_us if is_vendor else gpu_us",
-    # Beside the vendor's, own times are told too short: without a model they are held so.
+    # Beside the vendor's, our own estimates are too short: without a model they are held so.
     "estimate_us": 'analytic_us * (4 if k_family == "gather" else 2) if is_gpu and is_ours '
     "else analytic_us",
     **AXES,

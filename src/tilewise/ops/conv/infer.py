@@ -153,7 +153,7 @@ def misses_input(
     """Whether in some dimension every output reads padding alone, so that all sums are zero.
 
     There oneDNN reads beside its tensors in bf16 and ends the process (PyTorch 2.13; in fp32 and
-    fp16 it does not): whoever asks PyTorch asks in fp32.
+    fp16 it does not): PyTorch is asked in fp32.
     """
     if min(*strides, *dilations) < 1:  # no layer at all
         return False

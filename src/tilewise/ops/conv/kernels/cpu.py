@@ -23,7 +23,7 @@ EXACT_TERMS = 1024
 class CpuConvKernel(DirectedConvKernel):
     """What C++ convolution kernels have in common; each family is a type of its own.
 
-    The traits are the same for all, for names and keys on disk; what `mr` and `kc` count is told
+    The traits are the same for all, for names and keys on disk; what `mr` and `kc` count is said
     by the family.
     """
 

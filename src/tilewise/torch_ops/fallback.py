@@ -1,4 +1,4 @@
-"""What tilewise leaves to PyTorch, and why; each reason is told once."""
+"""What tilewise leaves to PyTorch, and why; each reason is said once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewise.errors import TensorError
 from tilewise.notices import warn_once
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Types whose memory is what it seems; further subclasses have a mind of their own."""
+"""Types whose memory is what it seems; other subclasses may store something else."""
 FP8 = {
     **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), "fp8"),
     **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), "bf8"),
@@ -42,7 +42,7 @@ def has_tangent(*tensors: Any) -> bool:
     )
 
 
-def their_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """PyTorch's product, of the type that tilewise's has."""
     wide = RESULTS.get(a.dtype)
     if wide is not None and a.dtype == b.dtype:
@@ -77,7 +77,7 @@ def tell_traced(reason: str) -> None:
 tell_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called, not traced
 
 
-def why_theirs(*tensors: torch.Tensor) -> str | None:
+def why_no_kernels(*tensors: torch.Tensor) -> str | None:
     """Why tilewise has no kernels for such tensors, or None; raises where they are apart."""
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_nested:
