@@ -23,10 +23,6 @@ class RowSumKernel(Kernel):
     def __post_init__(self) -> None:
         self.check_choices()
 
-    @property
-    def op(self) -> str:
-        return "row_sum"
-
     @classmethod
     def only_op(cls) -> str:
         return "row_sum"

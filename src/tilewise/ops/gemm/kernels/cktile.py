@@ -66,10 +66,6 @@ class CkTileGemmKernel(CkTileKernel):
     def problem_layout(self) -> str:
         return self.layout
 
-    @property
-    def op(self) -> str:
-        return "gemm"
-
     @classmethod
     def only_op(cls) -> str:
         return "gemm"

@@ -66,10 +66,6 @@ class CpuGemmKernel(Kernel):
         if reason:
             raise KernelError(f"{self.family}: {reason}")
 
-    @property
-    def op(self) -> str:
-        return "gemm"
-
     @classmethod
     def only_op(cls) -> str:
         return "gemm"

@@ -73,10 +73,6 @@ class GpuGemmKernel(Kernel):
         """The first rule between the family's traits that does not hold, or None."""
         return None
 
-    @property
-    def op(self) -> str:
-        return "gemm"
-
     @classmethod
     def only_op(cls) -> str:
         return "gemm"
