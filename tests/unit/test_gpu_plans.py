@@ -233,7 +233,7 @@ def test_an_unknown_triton_leaves_the_work_to_the_vendor(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     triton_build.why_no_triton.cache_clear()
     try:
-        said = f"Triton {version} is not known here; versions 3.6 to 3.9 are"
+        said = f"Triton {version} is not supported; install 3.6 to 3.9"
         assert get_engine("triton").why_unavailable() == said
         ours = registry(POINTER)
         ours.declare(VendorKernel(op_name="gemm", library="torch"))

@@ -48,7 +48,7 @@ def why_no_triton() -> str | None:
     if numbers and OLDEST <= (int(numbers[1]), int(numbers[2])) <= NEWEST:
         return None
     known = " to ".join(f"{one}.{two}" for one, two in (OLDEST, NEWEST))
-    return f"Triton {found} is not known here; versions {known} are"
+    return f"Triton {found} is not supported; install {known}"
 
 
 def compile_triton(source: Source, target: str) -> GpuObject:
