@@ -62,7 +62,7 @@ def test_one_graph_serves_every_size() -> None:
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_choices_are_made_while_compiling(is_ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Asked] = []
-    served = Served(is_ours=True, why="faster") if is_ours else layers.theirs("slower")
+    served = Served(is_ours=True, why="faster") if is_ours else layers.by_pytorch("slower")
     monkeypatch.setattr(inductor, "decide", lambda one: asked.append(one) or served)
     tw.choose_in_compile()
     compiled = torch.compile(linear)

@@ -46,7 +46,7 @@ def said(monkeypatch: pytest.MonkeyPatch, served: Served) -> list[Asked]:
 
 
 def test_where_the_vendor_wins_the_call_is_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    said(monkeypatch, layers.theirs("slower"))
+    said(monkeypatch, layers.by_pytorch("slower"))
     patched, plain = tw.patch(model()), model()
     assert names(patched(IMAGE)) == names(plain(IMAGE))
     assert torch.equal(patched(IMAGE), plain(IMAGE))
@@ -64,7 +64,7 @@ def test_where_we_win_forward_and_gradients_are_ours(monkeypatch: pytest.MonkeyP
 
 
 def test_decisions_are_made_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = said(monkeypatch, layers.theirs("slower"))
+    asked = said(monkeypatch, layers.by_pytorch("slower"))
     layer = tw.patch(nn.Linear(8, 8))
     for _ in range(3):
         layer(torch.randn(4, 8))
@@ -114,7 +114,7 @@ def test_compiled_layers_are_pytorchs_to_fuse() -> None:
 
 
 def test_a_table_says_what_serves_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    said(monkeypatch, Served(is_ours=True, why="faster", theirs_us=30.0, ours_us=20.0))
+    said(monkeypatch, Served(is_ours=True, why="faster", pytorch_us=30.0, ours_us=20.0))
     patched = tw.patch(model())
     assert not tw.layers(patched)
     assert str(tw.layers(patched)) == "no layer was served yet: patch the model, and run it once"
@@ -213,7 +213,7 @@ def test_gradients_count_in_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(p.m, p.n, p.k) for p in asked.problems()]
     assert shapes == [(64, 256, 128), (64, 128, 256), (256, 128, 64)]
     expected(monkeypatch, (1000.0, 400.0, True), (1000.0, 1000.0, False), (2000.0, 2000.0, False))
-    assert decide(asked).theirs_us == 4000
+    assert decide(asked).pytorch_us == 4000
     conv = Asked(
         **ASKED | {"kind": "conv", "x": (2, 8, 9, 9), "w": (4, 8, 3, 3)},
         settings=(1, "same", 1, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,39 @@ def test_models_were_trained_on_what_is_published(recipe: Any) -> None:
     manifest = json.loads((SHIPPED / recipe.name / "manifest.json").read_text())
     assert data.digest == manifest["data_sha256"]
     assert len(data) == manifest["rows"]
+
+
+TABLES = {
+    "## Convolution on an H200": {
+        "forward": "sm_90_conv_fwd",
+        "backward-data": "sm_90_conv_bwd_data",
+        "backward-weight": "sm_90_conv_bwd_weight",
+    },
+    "## CPU models": {
+        "GEMM": "x86_avx512_gemm_fp32",
+        "convolution forward": "x86_avx512_conv_fwd_fp32",
+        "convolution backward-data": "x86_avx512_conv_bwd_data_fp32",
+        "convolution backward-weight": "x86_avx512_conv_bwd_weight_fp32",
+    },
+}
+"""Sections of benchmarks/RESULTS.md, and the models whose choices they judge."""
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_the_figures_of_models_are_those_of_the_shipped_ones(section: str) -> None:
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text().partition(f"\n{section}")[2]
+    table = text.partition("\n| op | problems | mean |")[2].partition("\n\n")[0]
+    rows = {
+        cells[1].strip(): cells[2:] for line in table.splitlines() if (cells := line.split("|"))
+    }
+    for op, name in TABLES[section].items():
+        found = json.loads((SHIPPED / name / "metrics.json").read_text())
+        own = (found["efficiency"][key] for key in ("problems", "mean", "median", "p10", "min"))
+        others = (found[by][key] for by in ("noise_ceiling", "analytic") for key in ("mean", "p10"))
+        shown = re.findall(r"[\d.]+", " ".join(rows[op]).replace(",", ""))
+        for text, figure in zip(shown, (*own, *others), strict=True):
+            digits = len(text.partition(".")[2])
+            assert abs(float(text) - figure) <= 0.501 * 10**-digits, (op, text, figure)
 
 
 def test_a_clone_is_lean() -> None:
