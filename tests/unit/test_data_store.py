@@ -220,10 +220,11 @@ def test_findings_do_not_wrap(tmp_path: Path) -> None:
 
 
 def test_mixed_policies_are_found(tmp_path: Path) -> None:
-    """Where something else is timed; how often it is read may differ."""
+    """Where something else is timed; how often it is read may differ, and the number of threads."""
     where = {"arch": "x86_avx2", "device": "a CPU", "toolchain": "numpy 2"}
     longer = Setting(**where, policy=Policy(time_ms=9.0, seed=1))
-    write_rows(tmp_path, [row(1), row(2, setting=longer)])
+    wider = Setting(**where, policy=Policy(threads=2))
+    write_rows(tmp_path, [row(1), row(2, setting=longer), row(4, setting=wider)])
     assert kinds(tmp_path) == set()
     cold = Setting(**where, policy=Policy(cache="cold"))
     write_rows(tmp_path, [row(3, setting=cold)])

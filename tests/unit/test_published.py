@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tilewise.data.check import check
 from tilewise.selection.models import SHIPPED
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,20 @@ def test_models_were_trained_on_what_is_published(recipe: Any) -> None:
     manifest = json.loads((SHIPPED / recipe.name / "manifest.json").read_text())
     assert data.digest == manifest["data_sha256"]
     assert len(data) == manifest["rows"]
+
+
+STORES = sorted({shard.parent for shard in (ROOT / "datasets").glob("*/*/*.parquet")})
+MINUTES = ("h200/gemm", "h200/gemm_top", "emerald/gemm", "emerald/gemm_top")
+"""Stores of a million rows, which are checked when something is published."""
+
+
+@pytest.mark.parametrize(
+    "store",
+    [s for s in STORES if not str(s).endswith(MINUTES)],
+    ids=lambda s: "/".join(s.parts[-2:]),
+)
+def test_nothing_is_wrong_with_what_is_published(store: Path) -> None:
+    assert check(store).findings == []
 
 
 TABLES = {

@@ -145,6 +145,15 @@ def what_is_timed(policy: str) -> str:
     return json.dumps({name: given.get(name) for name in TIMED})
 
 
+def way_of_timing(policy: str) -> str:
+    """The same without the number of threads: those differ as devices do, and stand side by side.
+
+    Times with a cold cache and with a warm one are different facts, which no figure tells apart.
+    """
+    timed = json_object(what_is_timed(policy), "a policy")
+    return json.dumps({name: value for name, value in timed.items() if name != "threads"})
+
+
 POLICIES: dict[str, Policy] = {
     "cpu": Policy(),
     "gpu": Policy(cache="cold", time_ms=2.0, warmup=1, min_repeats=3, max_repeats=20),

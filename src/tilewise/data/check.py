@@ -18,7 +18,7 @@ from tilewise.core.measurement import (
     STATUSES,
     Measurement,
     row_key,
-    what_is_timed,
+    way_of_timing,
 )
 from tilewise.core.telling import Tell, silent
 from tilewise.data.derived import part_key
@@ -188,9 +188,9 @@ def _wrong_rates(row: Measurement) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=64)
 def _timed(policy: str) -> str:
-    """What a policy times, by which alone times may be compared; itself where it is no JSON."""
+    """How a policy times, by which alone times may be compared; itself where it is no JSON."""
     try:
-        return what_is_timed(policy)
+        return way_of_timing(policy)
     except InputError:
         return policy
 

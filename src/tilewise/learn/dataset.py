@@ -23,7 +23,13 @@ from tilewise.core.arch import Arch, devices, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Measurement, check_time, json_object, what_is_timed
+from tilewise.core.measurement import (
+    Measurement,
+    check_time,
+    json_object,
+    way_of_timing,
+    what_is_timed,
+)
 from tilewise.core.problem import Problem
 from tilewise.engines.device import CORE_GB_S, detect
 from tilewise.errors import InputError, TilewiseError
@@ -278,25 +284,17 @@ def _stand(rows: Sequence[Mapping[str, Any]], given: Arch | None, *, is_alone: b
 
 
 def _stands(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The rows of each device and number of threads, most first; what else is timed must be one.
-
-    Times with a cold cache and with a warm one are different facts, which no figure tells apart.
-    """
-    ways = Counter(_way(r["policy"]) for r in rows).most_common()
+    """The rows of each device and number of threads, most first; what else is timed must be one."""
+    way_of = cache(way_of_timing)
+    ways = Counter(way_of(r["policy"]) for r in rows).most_common()
     if len(ways) > 1:
         left = sum(count for _, count in ways[1:])
         log.warning("%d rows of another policy than %s are left out", left, ways[0][0])
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        if _way(row["policy"]) == ways[0][0]:
+        if way_of(row["policy"]) == ways[0][0]:
             parts.setdefault((row["device"], row["policy"]), []).append(row)
     return sorted(parts.values(), key=len, reverse=True)
-
-
-@cache
-def _way(timed: str) -> str:
-    """What is timed, whatever the number of threads."""
-    return json.dumps({n: v for n, v in json_object(timed, "a policy").items() if n != "threads"})
 
 
 def together(parts: Sequence[Dataset]) -> Dataset:
