@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,25 @@ class Pool:
     vendors: tuple[int, ...]
     """Places of the vendor's routines."""
     copies: Copies
+
+
+class Question(NamedTuple):
+    """What a choice is made from: a problem in the shapes that matter, and what ranks kernels."""
+
+    problem: Problem
+    """As it was asked."""
+    simple: Problem
+    """In its simplest shapes: the very same where it has no simpler ones."""
+    ranker: Ranker
+    """The first that knows the problem in one of these shapes."""
+    seen: Problem
+    """The shapes in which it does."""
+    notes: list[str]
+    """Why the rankers before it do not."""
+
+    @property
+    def is_simple(self) -> bool:
+        return self.simple is self.problem
 
 
 def _charged(keys: Iterable[Key], copies_us: CopyCosts) -> Iterator[Key]:
@@ -109,15 +128,15 @@ class Chooser:
 
     def why_not(self, kernel: Kernel, problem: Problem, deterministic: bool) -> str | None:
         """Why a kernel cannot serve, padded where it needs that, or None."""
-        other = simpler(self.registry.op, problem)
-        return self._why_not(kernel, problem, other, deterministic)
+        simple = simpler(self.registry.op, problem)
+        return self._why_not(kernel, problem, simple, deterministic)
 
     def _why_not(
-        self, kernel: Kernel, problem: Problem, other: Problem, deterministic: bool
+        self, kernel: Kernel, problem: Problem, simple: Problem, deterministic: bool
     ) -> str | None:
         """The same, of a problem whose simplest shapes are known."""
         op, arch = self.registry.op, self.registry.arch
-        if not self._is_reshaped(kernel, problem, other):
+        if not self._is_reshaped(kernel, problem, simple):
             why = op.why_unusable(kernel, aligned(op, kernel, problem), arch)
             if why is not None:
                 return why
@@ -132,13 +151,14 @@ class Chooser:
 
     def vendor_us(self, problem: Problem, library: str) -> float | None:
         """How long the vendor's routine is expected to take; None where nobody measured it."""
-        ranker, problem, _ = self._asked(problem, simpler(self.registry.op, problem))
+        asked = self._question(problem)
         kernels = self._pool(problem.dtype).kernels
         for place, kernel in enumerate(kernels):
             if kernel.engine == "vendor" and getattr(kernel, "library", "") == library:
-                if not ranker.knows_vendor(kernel):
+                if not asked.ranker.knows_vendor(kernel):
                     return None
-                return float(ranker.predict_us(problem, kernels, self.registry.arch)[place])
+                times = asked.ranker.predict_us(asked.seen, kernels, self.registry.arch)
+                return float(times[place])
         return None
 
     def _forget(self) -> None:
@@ -166,92 +186,74 @@ class Chooser:
         return pool
 
     def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:
-        other = simpler(self.registry.op, problem)
-        ranker, seen, notes = self._asked(problem, other)
-        ranking = Ranking(self._walk(problem, other, seen, ranker, deterministic))
+        asked = self._question(problem)
+        ranking = Ranking(self._walk(asked, deterministic))
         if not ranking:
             return None
-        reason = f"the fastest by the {ranker.path} ranking"  # of how many is counted when asked
+        path, notes = asked.ranker.path, asked.notes
+        reason = f"the fastest by the {path} ranking"  # of how many is counted when asked
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
             notes.append(f"of kernels that tie, {taken}")
-        if self._is_reshaped(ranking[0].kernel, problem, other):
-            notes.append(f"its tensors are read as those of {differing(other, problem)}")
-        if (caveat := ranker.caveat(self.registry.arch)) is not None:
+        if self._is_reshaped(ranking[0].kernel, problem, asked.simple):
+            notes.append(f"its tensors are read as those of {differing(asked.simple, problem)}")
+        if (caveat := asked.ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
             problem=problem,
             kernel=ranking[0].kernel,
-            path=ranker.path,
+            path=path,
             reason="; ".join([reason, *notes]),
             ranking=ranking,
             rejected=ranking.rejected,
         )
 
-    def _is_reshaped(self, kernel: Kernel, problem: Problem, other: Problem) -> bool:
-        """Whether a kernel serves a problem in its simplest shapes, `other`."""
+    def _is_reshaped(self, kernel: Kernel, problem: Problem, simple: Problem) -> bool:
+        """Whether a kernel serves a problem in its simplest shapes."""
         op, arch = self.registry.op, self.registry.arch
-        return other is not problem and reshaped_for(op, kernel, problem, arch) is not None
+        return simple is not problem and reshaped_for(op, kernel, problem, arch) is not None
 
-    def _asked(self, problem: Problem, other: Problem) -> tuple[Ranker, Problem, list[str]]:
-        """The first ranker that knows a problem in its simplest shapes or as it is, and in which.
+    def _question(self, problem: Problem) -> Question:
+        """The first ranker that knows a problem in its simplest shapes or as it is.
 
-        Last, why those before it do not; the last of all knows everything.
+        The last of all knows everything.
         """
-        notes: list[str] = []
+        simple, notes = simpler(self.registry.op, problem), list[str]()
         *others, last = self.rankers
         for ranker in others:
-            for seen in (problem,) if other is problem else (other, problem):
+            for seen in (problem,) if simple is problem else (simple, problem):
                 why = ranker.why_unfit(seen, self.registry.arch)
                 if why is None:
-                    return ranker, seen, notes
+                    return Question(problem, simple, ranker, seen, notes)
             notes.append(f"{ranker.path}: {why}")
-        return last, other, notes
+        return Question(problem, simple, last, simple, notes)
 
-    def _walk(
-        self, problem: Problem, other: Problem, seen: Problem, ranker: Ranker, deterministic: bool
-    ) -> Iterator[Ranked | tuple[str, str]]:
+    def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[str, str]]:
         """Every kernel in order: ranked, or with the reason that it cannot serve."""
-        pool = self._pool(problem.dtype)
-        flops = problem.flops
-        for place, us in self._ordered(problem, other, seen, pool, ranker):
+        problem, simple = asked.problem, asked.simple
+        pool, flops = self._pool(problem.dtype), problem.flops
+        for place, us in self._ordered(asked, pool):
             kernel = pool.kernels[place]
-            why = self._why_not(kernel, problem, other, deterministic)
+            why = self._why_not(kernel, problem, simple, deterministic)
             yield (kernel.name, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
         known = set(pool.kernels)
         for kernel in self.registry.kernels:
             if kernel not in known:
-                why = self._why_not(kernel, problem, other, deterministic)
+                why = self._why_not(kernel, problem, simple, deterministic)
                 yield (kernel.name, why) if why is not None else Ranked(kernel, inf, 0.0)
 
-    def _ordered(
-        self, problem: Problem, other: Problem, seen: Problem, pool: Pool, ranker: Ranker
-    ) -> Iterator[tuple[int, float]]:
-        """Places and times, priorities first; copies for padding are charged on the way.
-
-        Kernels are asked about as they see the problem: `seen`, or as it is.
-
-        Vendor routines have no tiles to judge, so a ranker that never saw them measured leaves
-        them to the end, unless the op itself can say how they do. Estimates leave families there
-        that nobody measured where others were: an estimate never ran.
-        """
-        copies_us = pool.copies.us(problem)
+    def _ordered(self, asked: Question, pool: Pool) -> Iterator[tuple[int, float]]:
+        """Places and times, priorities first; copies for padding are charged on the way."""
+        copies_us = pool.copies.us(asked.problem)
         given = set()
-        can_lead = other is problem and len(pool.kernels) > FEW and not pool.has_priorities
+        can_lead = asked.is_simple and len(pool.kernels) > FEW and not pool.has_priorities
         can_lead = can_lead and not copies_us.any()
-        for place, us in self._leaders(problem, pool, ranker) if can_lead else ():
+        for place, us in self._leaders(asked, pool) if can_lead else ():
             given.add(place)
             yield place, us
-        times = ranker.predict_us(seen, pool.kernels, self.registry.arch)
-        if other is not problem:
-            is_reshaped = self._reshaped(problem, other, pool)
-            copies_us.spare(is_reshaped.tolist())
-            if seen is not problem:
-                times = self._as_served(times, problem, pool, ranker, is_reshaped)
-        is_last = self._strange(pool) if ranker is self.rankers[-1] else np.zeros(len(times), bool)
-        for vendor in pool.vendors:
-            is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
+        times = self._times(asked, pool, copies_us)
+        is_last = self._is_last(asked.ranker, pool)
         # A remembered choice keeps these two arrays, so they are kept small.
         order = np.lexsort((times, is_last, pool.priority)).astype(np.int32)
         times = np.where(is_last, inf, times)
@@ -263,6 +265,38 @@ class Chooser:
         for _, _, us, place in _charged(keys, copies_us):
             yield place, us
 
+    def _times(self, asked: Question, pool: Pool, copies_us: CopyCosts) -> Array:
+        """What each kernel takes, for the problem in the shapes in which it serves that.
+
+        Kernels that serve it in its simplest shapes copy nothing for it. The vendor's routines take
+        calls as they are, and are predicted so where the ranker knows that.
+        """
+        arch = self.registry.arch
+        times = asked.ranker.predict_us(asked.seen, pool.kernels, arch)
+        if asked.is_simple:
+            return times
+        found = (self._is_reshaped(k, asked.problem, asked.simple) for k in pool.kernels)
+        is_reshaped = np.fromiter(found, bool, len(pool.kernels))
+        copies_us.spare(is_reshaped.tolist())
+        if asked.seen is asked.problem:
+            return times
+        as_is = ~is_reshaped
+        as_is[list(pool.vendors)] = asked.ranker.why_unfit(asked.problem, arch) is None
+        return np.where(as_is, asked.ranker.predict_us(asked.problem, pool.kernels, arch), times)
+
+    def _is_last(self, ranker: Ranker, pool: Pool) -> NDArray[np.bool_]:
+        """Which kernels are left to the end, whatever they are predicted to take.
+
+        Vendor routines have no tiles to judge, so a ranker that never saw them measured leaves
+        them there, unless the op itself can say how they do. Estimates leave families there that
+        nobody measured where others were: an estimate never ran.
+        """
+        is_estimate = ranker is self.rankers[-1]
+        is_last = self._strange(pool) if is_estimate else np.zeros(len(pool.kernels), bool)
+        for vendor in pool.vendors:
+            is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
+        return is_last
+
     def _strange(self, pool: Pool) -> NDArray[np.bool_]:
         """Which kernels are of families that no model saw measured; none where there is none."""
         arch = self.registry.arch
@@ -270,33 +304,11 @@ class Chooser:
         known = [strange for strange in said if strange is not None]
         return np.logical_and.reduce(known) if known else np.zeros(len(pool.kernels), bool)
 
-    def _reshaped(self, problem: Problem, other: Problem, pool: Pool) -> NDArray[np.bool_]:
-        """Which kernels serve a problem in its simplest shapes."""
-        found = (self._is_reshaped(kernel, problem, other) for kernel in pool.kernels)
-        return np.fromiter(found, bool, len(pool.kernels))
-
-    def _as_served(
-        self,
-        times: Array,
-        problem: Problem,
-        pool: Pool,
-        ranker: Ranker,
-        is_reshaped: NDArray[np.bool_],
-    ) -> Array:
-        """Times of kernels that see a problem as it is in place of those in its simpler shapes.
-
-        The vendor's are of the call as it is, too, where the ranker knows that.
-        """
-        is_known = ranker.why_unfit(problem, self.registry.arch) is None
-        as_is = ~is_reshaped
-        as_is[list(pool.vendors)] = is_known
-        return np.where(as_is, ranker.predict_us(problem, pool.kernels, self.registry.arch), times)
-
-    def _leaders(self, problem: Problem, pool: Pool, ranker: Ranker) -> Iterator[tuple[int, float]]:
+    def _leaders(self, asked: Question, pool: Pool) -> Iterator[tuple[int, float]]:
         """Places and times of the fastest few, without ranking all."""
-        found = ranker.leaders_us(problem, pool.kernels, self.registry.arch)
+        found = asked.ranker.leaders_us(asked.problem, pool.kernels, self.registry.arch)
         for place, us in zip(*(array.tolist() for array in found or ()), strict=True):
-            if place not in pool.vendors or self.can_judge(ranker, pool.kernels[place]):
+            if place not in pool.vendors or self.can_judge(asked.ranker, pool.kernels[place]):
                 yield place, us
 
     def can_judge(self, ranker: Ranker, vendor: Kernel) -> bool:
