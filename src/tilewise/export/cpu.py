@@ -21,7 +21,7 @@ from tilewise.ops.contract import Op
 _NOT_STATIC = ("-shared",)
 
 
-class Launches:
+class CpuLaunches:
     """The numbers that kernels are called with; workspace they say themselves."""
 
     def __call__(

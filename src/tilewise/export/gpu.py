@@ -96,7 +96,7 @@ class Objects:
 
 
 @dataclass(slots=True)
-class Launches:
+class GpuLaunches:
     """Follows the launches of an op's kernels, and compiles what they need."""
 
     export: OpExport

@@ -233,7 +233,7 @@ def _files(exports: Sequence[OpExport], written: Written, compiling: Compiling) 
             f"{export.op.name}: following rules and launches of {len(export.kernels)} kernels"
         )
         blob = Blob(bytearray())
-        launches = gpu.Launches(export, objects, compiling) if is_gpu else cpu.Launches()
+        launches = gpu.GpuLaunches(export, objects, compiling) if is_gpu else cpu.CpuLaunches()
         try:
             parts.texts |= op_sources(export, launches, blob, parts.facts)
         except TraceError as error:
