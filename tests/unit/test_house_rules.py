@@ -256,17 +256,17 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
-SAME_ROLE = frozenset({"__init__", "contract", "vendor", "engine", "cpu", "gpu"})
-"""Of what ops, engines and exports each have one."""
+SAME_ROLE = frozenset({"__init__", "contract", "vendor", "engine", "cpu", "gpu", "arguments"})
+"""What ops, engines and exports each have one of, and what all ops share."""
 
 
 def test_a_file_has_a_name_of_its_own() -> None:
     """Folders of ops have the same files on purpose, and commands the names of what they front."""
+    in_ops = [{p.stem for p in (SRC / "ops" / folder).rglob("*.py")} for folder in OP_FOLDERS]
+    alike = SAME_ROLE | set.intersection(*in_ops)
     places: dict[str, list[str]] = {}
     for path in SRC.rglob("*.py"):
-        parts = path.relative_to(SRC).parts
-        mirrors = parts[0] == "cli" or (parts[0] == "ops" and parts[1] in OP_FOLDERS)
-        if not mirrors and path.stem not in SAME_ROLE:
+        if path.relative_to(SRC).parts[0] != "cli" and path.stem not in alike:
             places.setdefault(path.stem, []).append(str(path.relative_to(SRC)))
     assert not {name: found for name, found in places.items() if len(found) > 1}
 

@@ -10,7 +10,7 @@ from typing import Any
 from tilewise.core.problem import Problem
 from tilewise.errors import InputError, nearest
 from tilewise.ops.contract import get_op
-from tilewise.problems.networks import classifiers, dense, transformers
+from tilewise.problems.networks import classifiers, detectors, transformers
 from tilewise.problems.networks.net import Layer, Net, check_scale
 from tilewise.problems.problem_set import ProblemSet
 from tilewise.problems.sampling import maker
@@ -41,8 +41,8 @@ def _listed() -> dict[str, Network]:
         classifiers.resnet18, classifiers.resnet50, classifiers.resnet101, classifiers.resnext50,
         classifiers.vgg16, classifiers.inception_v3, classifiers.mobilenet_v2,
         classifiers.mobilenet_v3, classifiers.efficientnet_b0, classifiers.convnext_tiny,
-        dense.unet, dense.deeplab_v3, dense.retinanet, dense.ssd300, dense.yolo_v3, dense.r3d18,
-        dense.unet3d, transformers.vit_b16,
+        detectors.unet, detectors.deeplab_v3, detectors.retinanet, detectors.ssd300,
+        detectors.yolo_v3, detectors.r3d18, detectors.unet3d, transformers.vit_b16,
     ]  # fmt: skip
     found = [
         Network(
@@ -53,7 +53,7 @@ def _listed() -> dict[str, Network]:
         )
         for b in builders
     ]
-    found.append(Network(name="wav2vec2", build=dense.wav2vec2, batch=8, size=0, tokens=160000))
+    found.append(Network(name="wav2vec2", build=detectors.wav2vec2, batch=8, size=0, tokens=160000))
     for name, model in transformers.LANGUAGE_MODELS.items():
         build = partial(transformers.language_model, model=model)
         tokens = 512 if name.startswith("bert") else 2048
