@@ -72,6 +72,14 @@ def test_whole_models_come_first_and_what_is_compared_is_kept_out(made: Any) -> 
     assert not compared & set(one.problems.problems)
 
 
+def test_kinds_that_models_know_least_of_come_before_others(made: Any) -> None:
+    one = made.make_set("conv_bwd_data", "bf16", 240, H200)
+    weak = [made.is_weak(problem) for problem in one.problems.problems[one.first :]]
+    count = sum(weak)
+    assert 0.2 <= count / len(weak) <= 0.7
+    assert sum(weak[:count]) >= 0.9 * count, "simpler problems follow those they serve"
+
+
 def test_no_problem_takes_more_time_or_memory_than_a_sweep_has(made: Any) -> None:
     one = made.make_set("conv_fwd", "bf16", 700, H200)
     assert max(made.least_ms(p, H200) for p in one.problems.problems) <= made.MOST_MS
@@ -147,5 +155,7 @@ def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
     order = [listed[0].problems.problems.index(p) for p in needed]
     assert needed and order == sorted(order), "in the order in which they are measured"
     kept = {k.family for k in made.pool("conv_fwd", "bf16", H200, ["cuda"])[1:]}
-    asked_for = {k.family for k, _ in asked}
-    assert {"grouped", "depthwise", "channelwise"} <= asked_for <= kept - left_out
+    assert {k.family for k, _ in asked} <= kept - left_out
+    usual = script.get_op("conv_fwd").module("launch").representative
+    first = dict(reversed(asked))
+    assert all(first[k] == usual(k) for k in first), "what a sweep builds first comes first"
