@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tilewise.core.arch import load_arch
-from tilewise.selection.shortlist import with_absent
+from tilewise.selection.shortlist import with_absent, with_strange
 
 pytest.importorskip("triton")
 
@@ -134,6 +134,21 @@ def test_families_that_nobody_measured_are_among_the_few(made: Any) -> None:
     assert few[:12] == ranked[:12] and {k.family for k in few[:12]} == {"im2col"}
     assert len({k.family for k in few[12:]} - {"im2col"}) == 4 and len(few) == 16
     assert set(with_absent(ranked, len(ranked))) == set(ranked)
+
+
+def test_families_that_a_model_never_met_have_half_of_the_few(made: Any) -> None:
+    kernels = [k for k in made.pool("conv_fwd", "bf16", H200, ["cuda"]) if k.engine == "cuda"]
+    strange = frozenset(k for k in kernels if k.family in ("taps", "ragged"))
+    ranked = sorted(kernels, key=lambda k: (k in strange, k.family != "gather"))
+    few = with_strange(ranked, strange, 10)
+    own = Counter(k.family for k in few)
+    assert len(few) == 10 and own["taps"] + own["ragged"] == 5 and min(own.values()) >= 1
+    assert few[0] == ranked[0] and own["gather"] >= 3
+    gather = [k for k in ranked if k.family == "gather"]
+    assert with_strange(gather, strange, 10) == gather[:10], (
+        "where nothing is strange, all is known"
+    )
+    assert set(with_strange(ranked, strange, len(ranked))) == set(ranked)
 
 
 def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
