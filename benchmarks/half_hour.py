@@ -107,7 +107,7 @@ def checked(tool: str, families: str, name: str = "") -> Part:
         command=(
             *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "FAMILY_KERNELS=3"),
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
-            *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
+            *(sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider"),
             *("tests/gpu/test_families_gpu.py", "-k", families),
         ),
     )
@@ -147,7 +147,7 @@ def first_parts() -> list[Part]:
             seconds=80,
             side="first",
             command=(
-                *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
+                *(sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider"),
                 "tests/gpu/test_fusion_gpu.py",
             ),
         ),
@@ -304,7 +304,7 @@ class Journey:
         room = self.end - time.monotonic() - PACK_S
         seconds = min(self.left(part), room - GRACE_S)
         if seconds < part.least * part.seconds and not self.is_dry:
-            print(f"== {part.name}: {room:.0f} s are too few; next time", flush=True)
+            say(f"== {part.name}: {room:.0f} s are too few; next time")
             return
         words = {
             "work": str(self.work),
@@ -313,16 +313,16 @@ class Journey:
         }
         command = [word.format(**words) for word in (part.dry if self.is_dry else part.command)]
         if not command:
-            print(f"== {part.name}: nothing of it runs without a GPU", flush=True)
+            say(f"== {part.name}: nothing of it runs without a GPU")
             return
-        print(f"== {part.name}: {seconds:.0f} s at most: {' '.join(command[1:])}", flush=True)
+        say(f"== {part.name}: {seconds:.0f} s at most: {' '.join(command[1:])}")
         log, began = self.work / f"{part.name}.log", time.monotonic()
         code = logged(command, log, seconds + GRACE_S, self.pack)
         took = time.monotonic() - began
         self._note(part, code, took, seconds)
         lines = log.read_text(errors="replace").splitlines()[-LINES:]
         ending = f"== {part.name}: {'ended' if code is None else code} after {took:.0f} s"
-        print("\n".join([*(f"   {line[:200]}" for line in lines), ending]), flush=True)
+        say("\n".join([*(f"   {line[:200]}" for line in lines), ending]))
 
     def _note(self, part: Part, code: int | None, took: float, seconds: float) -> None:
         resumes = part.least < 0.5 and took > 0.9 * seconds
@@ -336,6 +336,12 @@ class Journey:
         """All results so far as one file."""
         with self._lock:
             pack(self.work, self.out / PACKED)
+
+
+def say(text: str) -> None:
+    """At once: parts that run side by side do not tear each other's lines."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def environment() -> dict[str, str]:
