@@ -113,6 +113,10 @@ def checked(tool: str, families: str, name: str = "") -> Part:
     )
 
 
+MODELS = (
+    *("benchmarks/whole_models.py", "--sides", "fused"),
+    *("--out", "{work}/whole_models.jsonl", "--resume"),
+)
 APART = "tests/gpu/apart.py"
 """Runs each test in a process of its own."""
 
@@ -153,7 +157,7 @@ def first_parts() -> list[Part]:
         ),
         Part(
             name="sweep",
-            seconds=700,
+            seconds=640,
             least=0.1,
             command=script(
                 *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", "{without}"),
@@ -200,20 +204,16 @@ def contests() -> list[Part]:
 
 def whole_programs() -> list[Part]:
     """Models, and exported libraries."""
-    models = "benchmarks/whole_models.py"
     library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
     return [
         Part(
             name="models",
             seconds=200,
-            command=script(
-                *(models, "--minutes", "{minutes}", "--sides", "fused"),
-                *("--batch", "256", "--out", "{work}/whole_models.jsonl"),
-            ),
+            least=0.4,
+            command=script(*MODELS, "--minutes", "{minutes}", "--batch", "256"),
             dry=script(
-                *(models, "--minutes", "1", "--device", "cpu", "--tiny", "--modes", "eager"),
-                *("--batch", "2", "--models", "resnet", "--sides", "fused"),
-                *("--out", "{work}/whole_models.jsonl"),
+                *(*MODELS, "--minutes", "1", "--device", "cpu", "--tiny", "--modes", "eager"),
+                *("--batch", "2", "--models", "resnet"),
             ),
         ),
         Part(
@@ -226,7 +226,7 @@ def whole_programs() -> list[Part]:
 
 
 def checks() -> list[Part]:
-    """The demo, sanitizers, and the tests that are left."""
+    """The demo, sanitizers, tests that are left, and more of the models in what time is."""
     names = ("conv", "launch", "dispatch", "export")
     conv, *rest = (f"tests/gpu/test_{name}_gpu.py" for name in names)
     whole = ("--at-once", "6", "--whole", ",".join(rest))
@@ -248,6 +248,12 @@ def checks() -> list[Part]:
             least=0.4,
             command=script(APART, "--minutes", "{minutes}", *whole, conv),
             dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+        ),
+        Part(
+            name="more_models",
+            seconds=400,
+            least=0.2,
+            command=script(*MODELS, "--minutes", "{minutes}", "--batch", "256,64"),
         ),
     ]
 
