@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """All that a GPU is needed for, in order, within the minutes there are; carries on where it ended.
 
-usage: python benchmarks/half_hour.py [--minutes 9.4] [--parts families,sweep,...]
+usage: python benchmarks/half_hour.py [--minutes 9.6] [--parts families,sweep,...]
                                       [--work build/half_hour] [--out FOLDER] [--from FILE]
                                       [--compile [--jobs N] | --dry-run]
 
@@ -40,9 +40,9 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 25.0
+GRACE_S = 12.0
 """Beyond its minutes a part may take this long to put things away."""
-PACK_S = 10.0
+PACK_S = 8.0
 PACKED_EVERY_S = 60.0
 PACKED = "results.tar.gz"
 LINES = 12
@@ -433,7 +433,7 @@ def compile_parts(listed: Sequence[Part], jobs: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.4)
+    parser.add_argument("--minutes", type=float, default=9.6)
     parser.add_argument("--parts", default="", help="those alone, done or not")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "half_hour")
     parser.add_argument("--out", type=Path, default=None)
