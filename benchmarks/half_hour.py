@@ -55,6 +55,8 @@ FEW = ("--top", "10", "--whole", "0.06")
 NEW_FAMILIES = "image or taps or ragged or padded or halo"
 """What a checker has the most time for."""
 CHECKS_S = 110.0
+FUSION, NEW_PASSES = "tests/gpu/test_fusion_gpu.py", "passes or gated"
+PYTEST = (sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ def checked(tool: str, families: str, name: str = "") -> Part:
         command=(
             *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "FAMILY_KERNELS=3"),
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
-            *(sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider"),
+            *PYTEST,
             *("tests/gpu/test_families_gpu.py", "-k", families),
         ),
     )
@@ -150,10 +152,7 @@ def first_parts() -> list[Part]:
             name="fusion",
             seconds=80,
             side="first",
-            command=(
-                *(sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider"),
-                "tests/gpu/test_fusion_gpu.py",
-            ),
+            command=(*PYTEST, FUSION, "-k", NEW_PASSES),
         ),
         Part(
             name="sweep",
@@ -248,6 +247,13 @@ def checks() -> list[Part]:
             least=0.4,
             command=script(APART, "--minutes", "{minutes}", *whole, conv),
             dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+        ),
+        Part(
+            name="fusion_others",
+            seconds=CHECKS_S,
+            side="checks",
+            least=0.4,
+            command=(*PYTEST, FUSION, "-k", f"not ({NEW_PASSES})"),
         ),
         Part(
             name="more_models",
