@@ -85,7 +85,10 @@ def layers(op: str, dtype: str, only: str = "") -> Iterator[tuple[str, ConvProbl
 
 
 def spread(listed: Sequence[tuple[str, ConvProblem]], count: int) -> list[tuple[str, ConvProblem]]:
-    """About `count` of the layers, the same number of every class as far as it has them."""
+    """About `count` of the layers, the same number of every class as far as it has them, in turn.
+
+    So every beginning is of all classes, for whoever runs out of time.
+    """
     classes: dict[str, list[tuple[str, ConvProblem]]] = {}
     for entry in listed:
         classes.setdefault(layer_class(entry[1]), []).append(entry)
@@ -93,9 +96,10 @@ def spread(listed: Sequence[tuple[str, ConvProblem]], count: int) -> list[tuple[
     for members in sorted(classes.values(), key=len):
         share = min(len(members), -(-room // left))
         step = len(members) / share if share else 1
-        kept += [members[int(at * step)] for at in range(share)]
+        own = [members[int(at * step)] for at in range(share)]
+        kept += [((at + 0.5) / share, entry) for at, entry in enumerate(own)]
         room, left = room - share, left - 1
-    return [entry for entry in listed if entry in kept]
+    return [entry for _, entry in sorted(kept, key=lambda ranked: ranked[0])]
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,9 @@
 """The convolutions that a sweep measures, in which order, and which kernels of each.
 
 Layers of the models that `whole_models.py` runs come first, then other layers of real networks and
-drawn ones; a third are grouped or depthwise. What `gpu_vs_vendor.py` compares is kept out, so that
-choices are judged there on layers that no model has seen.
+drawn ones, of the kinds that models know least of before others; a third are grouped or depthwise.
+What `gpu_vs_vendor.py` compares is kept out, so that choices are judged there on layers that no
+model has seen.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ DECODER = ((16, 384, 60), (384, 384, 60), (384, 192, 120), (192, 192, 120), (192
 """Channels read and written and pixels of `model_cases.video_decoder`, causal: two frames more."""
 DIFFUSION = ((320, 640, 3), (640, 640, 3), (320, 640, 1), (640, 640, 1))
 """Channels read and written and taps of `model_cases.unet_block`."""
+WIDE_TAPS = 7
 Entry = tuple[Problem, Labels]
 
 
@@ -123,12 +125,26 @@ def make_set(
             )
     rest = chosen[first:]
     rng.shuffle(rest)
+    rest.sort(key=lambda entry: not is_weak(entry[0]))
     made = ProblemSet()
     for problem, labels in as_seen(op, [*chosen[:first], *rest])[:count]:
         made.add(problem, labels)
     short = [p for p in made.problems if least_ms(p, arch) <= WHOLE_MS]
     lots = rng.sample(short, min(len(short), round(whole * len(made))))
     return Set(op=op, dtype=dtype, problems=made, first=first, whole=frozenset(lots), top=top)
+
+
+def is_weak(problem: Any) -> bool:
+    """Whether it is of a kind of which models knew too little (`docs/notebook.md`)."""
+    p = problem
+    is_grouped = p.g > 1 and not p.is_depthwise
+    return bool(
+        max(p.dilation_d, p.dilation_h, p.dilation_w) > 1
+        or p.ndim != 2
+        or (p.taps == 1 and p.direction != "fwd")
+        or (is_grouped and max(p.stride_h, p.stride_w) > 1)
+        or max(p.y, p.x) >= WIDE_TAPS
+    )
 
 
 def as_seen(op: str, entries: Sequence[Entry]) -> list[Entry]:

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """All that a GPU is needed for, in order, within the minutes there are; carries on where it ended.
 
-usage: python benchmarks/half_hour.py [--minutes 9.4] [--parts families,sweep,...]
+usage: python benchmarks/half_hour.py [--minutes 9.6] [--parts families,sweep,...]
                                       [--work build/half_hour] [--out FOLDER] [--from FILE]
                                       [--compile [--jobs N] | --dry-run]
 
-Parts run one after the other, each in a process group of its own that is ended when its time is up,
-whatever hangs there; a part without the time that it needs at least waits for the next call. Behind
-each part all results so far are packed into --out (by default $OUT), so that a call which is itself
-ended loses one part at most. A second call does what is left: --work remembers what was done, and
-where it is empty begins with the file --from, which an earlier call packed. --parts runs those
-named, done or not. Families of kernels that hang, or break the device, where they are tried first
-are left out of what follows.
+Parts run one after the other, those that time nothing side by side, each in a process group of its
+own that is ended when its time is up, whatever hangs there; a part without the time that it needs
+at least waits for the next call. Every minute and behind each part all results so far are packed
+into --out (by default $OUT), so that a call which is itself ended loses a minute at most. A second
+call does what is left: --work remembers what was done, and where it is empty begins with the file
+--from, which an earlier call packed. --parts runs those named, done or not. Families of kernels
+that hang, or break the device, where they are tried first are left out of what follows.
 
 --compile compiles what the parts need on a machine without a GPU, --jobs at once, the sweep's last;
 `benchmarks/objects.py` packs it. --dry-run puts small problems and this CPU in the place of a GPU,
@@ -30,26 +30,33 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 25.0
+GRACE_S = 12.0
 """Beyond its minutes a part may take this long to put things away."""
-PACK_S = 10.0
+PACK_S = 8.0
+PACKED_EVERY_S = 60.0
 PACKED = "results.tar.gz"
 LINES = 12
 """Of each part's log, on the screen."""
 KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
 SLOW_FAMILIES = "implicit,packed,merged,direct"
 """Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
-FEW = ("--top", "12", "--whole", "0.12")
+FEW = ("--top", "10", "--whole", "0.06")
 """Kernels of a problem that are swept, so that 950 problems of each direction fit into the time."""
 NEW_FAMILIES = "image or taps or ragged or padded or halo"
-"""What a checker looks at first."""
+"""What a checker has the most time for."""
+CHECKS_S = 110.0
+FUSION, NEW_PASSES = "tests/gpu/test_fusion_gpu.py", "passes or gated"
+PYTEST = (sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +68,8 @@ class Part:
     command: Sequence[str]
     dry: Sequence[str] = ()
     """What takes its place without a GPU; left out there where it is empty."""
-    beside: Sequence[str] = ()
-    """What runs meanwhile, and ends with it: for parts that time nothing."""
+    side: str = ""
+    """Neighbours of one side run at once: nothing is timed in them."""
     ahead: Sequence[str] = ()
     """What compiles for it, on any machine; `{jobs}` at once."""
     is_repeated: bool = False
@@ -89,23 +96,29 @@ def compared(op: str) -> Part:
     )
 
 
-def checked(tool: str, seconds: float, families: str) -> Part:
+def checked(tool: str, families: str, name: str = "") -> Part:
     """Families of kernels under a checker; one process, since starting it there takes long.
 
     Every tensor is an allocation of its own, so that no overrun hides in the next one.
     """
     return Part(
-        name=tool,
-        seconds=seconds,
+        name=name or tool,
+        seconds=CHECKS_S,
+        side="checks",
+        least=0.4,
         command=(
-            *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"),
+            *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "FAMILY_KERNELS=3"),
             *("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
-            *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+            *PYTEST,
             *("tests/gpu/test_families_gpu.py", "-k", families),
         ),
     )
 
 
+MODELS = (
+    *("benchmarks/whole_models.py", "--sides", "fused"),
+    *("--out", "{work}/whole_models.jsonl", "--resume"),
+)
 APART = "tests/gpu/apart.py"
 """Runs each test in a process of its own."""
 
@@ -130,13 +143,20 @@ def first_parts() -> list[Part]:
         Part(
             name="families",
             seconds=80,
+            side="first",
             command=script(APART, "--minutes", "{minutes}", "--seconds", "40", families),
             ahead=script("tests/gpu/family_cases.py", "--jobs", "{jobs}"),
             dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
         ),
         Part(
+            name="fusion",
+            seconds=80,
+            side="first",
+            command=(*PYTEST, FUSION, "-k", NEW_PASSES),
+        ),
+        Part(
             name="sweep",
-            seconds=600,
+            seconds=640,
             least=0.1,
             command=script(
                 *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", "{without}"),
@@ -183,28 +203,16 @@ def contests() -> list[Part]:
 
 def whole_programs() -> list[Part]:
     """Models, and exported libraries."""
-    models = "benchmarks/whole_models.py"
     library = ("benchmarks/cpp_dispatch.py", "--library", "build/cpp_library")
     return [
         Part(
-            name="fusion",
-            seconds=60,
-            command=(
-                *(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"),
-                "tests/gpu/test_fusion_gpu.py",
-            ),
-        ),
-        Part(
             name="models",
-            seconds=160,
-            command=script(
-                *(models, "--minutes", "{minutes}", "--sides", "fused", "--modes", "eager"),
-                *("--batch", "256", "--out", "{work}/whole_models.jsonl"),
-            ),
+            seconds=200,
+            least=0.4,
+            command=script(*MODELS, "--minutes", "{minutes}", "--batch", "256"),
             dry=script(
-                *(models, "--minutes", "1", "--device", "cpu", "--tiny", "--modes", "eager"),
-                *("--batch", "2", "--models", "resnet", "--sides", "fused"),
-                *("--out", "{work}/whole_models.jsonl"),
+                *(*MODELS, "--minutes", "1", "--device", "cpu", "--tiny", "--modes", "eager"),
+                *("--batch", "2", "--models", "resnet"),
             ),
         ),
         Part(
@@ -217,25 +225,41 @@ def whole_programs() -> list[Part]:
 
 
 def checks() -> list[Part]:
-    """Sanitizers, the demo, and the tests that are left."""
-    tests = [f"tests/gpu/test_{name}_gpu.py" for name in ("conv", "launch", "dispatch")]
-    whole = ("--whole", ",".join(tests[1:]))
+    """The demo, sanitizers, tests that are left, and more of the models in what time is."""
+    names = ("conv", "launch", "dispatch", "export")
+    conv, *rest = (f"tests/gpu/test_{name}_gpu.py" for name in names)
+    whole = ("--at-once", "6", "--whole", ",".join(rest))
     return [
-        checked("memcheck", 70, NEW_FAMILIES),
-        checked("racecheck", 40, "padded or image"),
-        checked("synccheck", 50, NEW_FAMILIES),
         Part(
             name="demo",
             seconds=40,
             command=(sys.executable, "-m", "tilewise", "demo"),
             dry=(sys.executable, "-m", "tilewise", "demo", "--help"),
         ),
+        checked("memcheck", NEW_FAMILIES),
+        checked("memcheck", f"not ({NEW_FAMILIES})", name="memcheck_others"),
+        checked("racecheck", "padded or image"),
+        checked("synccheck", NEW_FAMILIES),
         Part(
             name="tests",
-            seconds=60,
-            least=0.3,
-            command=script(APART, "--minutes", "{minutes}", *whole, tests[0]),
+            seconds=CHECKS_S,
+            side="checks",
+            least=0.4,
+            command=script(APART, "--minutes", "{minutes}", *whole, conv),
             dry=script(APART, "--minutes", "{minutes}", "tests/unit/test_turns.py"),
+        ),
+        Part(
+            name="fusion_others",
+            seconds=CHECKS_S,
+            side="checks",
+            least=0.4,
+            command=(*PYTEST, FUSION, "-k", f"not ({NEW_PASSES})"),
+        ),
+        Part(
+            name="more_models",
+            seconds=400,
+            least=0.2,
+            command=script(*MODELS, "--minutes", "{minutes}", "--batch", "256,64"),
         ),
     ]
 
@@ -260,6 +284,7 @@ class Journey:
         work.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
         self._file = work / "state.json"
+        self._lock = threading.Lock()
         self.used: dict[str, float] = {}
         self.codes: dict[str, int | None] = {}
         if self._file.exists():
@@ -273,16 +298,25 @@ class Journey:
         has_ended = self.codes.get(part.name, -1) in (0, 1)  # 2: it could not begin
         return has_ended or self.left(part) < part.least * part.seconds
 
+    def forget(self, part: Part) -> None:
+        """It is run once more."""
+        self.used.pop(part.name, None)
+        self.codes.pop(part.name, None)
+
     def left(self, part: Part) -> float:
         used = 0.0 if part.is_repeated else self.used.get(part.name, 0.0)
         return part.seconds - used
 
-    def run(self, part: Part) -> None:
-        """The part, or a line that says why not."""
+    def run(self, *parts: Part) -> None:
+        """Parts side by side, or for each a line that says why not."""
+        with ThreadPoolExecutor(len(parts)) as crew:
+            list(crew.map(self._run, parts))
+
+    def _run(self, part: Part) -> None:
         room = self.end - time.monotonic() - PACK_S
         seconds = min(self.left(part), room - GRACE_S)
         if seconds < part.least * part.seconds and not self.is_dry:
-            print(f"== {part.name}: {room:.0f} s are too few; next time", flush=True)
+            say(f"== {part.name}: {room:.0f} s are too few; next time")
             return
         words = {
             "work": str(self.work),
@@ -291,21 +325,35 @@ class Journey:
         }
         command = [word.format(**words) for word in (part.dry if self.is_dry else part.command)]
         if not command:
-            print(f"== {part.name}: nothing of it runs without a GPU", flush=True)
+            say(f"== {part.name}: nothing of it runs without a GPU")
             return
-        print(f"== {part.name}: {seconds:.0f} s at most: {' '.join(command[1:])}", flush=True)
+        say(f"== {part.name}: {seconds:.0f} s at most: {' '.join(command[1:])}")
         log, began = self.work / f"{part.name}.log", time.monotonic()
-        with beside(() if self.is_dry else part.beside, self.work / f"{part.name}_beside.log"):
-            code = logged(command, log, seconds + GRACE_S)
+        code = logged(command, log, seconds + GRACE_S, self.pack)
         took = time.monotonic() - began
-        resumes = part.least < 0.5 and took > 0.9 * seconds
-        self.used[part.name] = self.used.get(part.name, 0.0) + took
-        self.codes[part.name] = None if resumes and self.left(part) > 60 else code
-        self._file.write_text(json.dumps({"used": self.used, "codes": self.codes}))
+        self._note(part, code, took, seconds)
         lines = log.read_text(errors="replace").splitlines()[-LINES:]
-        print("\n".join(f"   {line[:200]}" for line in lines))
-        print(f"== {part.name}: {'ended' if code is None else code} after {took:.0f} s", flush=True)
-        pack(self.work, self.out / PACKED)
+        ending = f"== {part.name}: {'ended' if code is None else code} after {took:.0f} s"
+        say("\n".join([*(f"   {line[:200]}" for line in lines), ending]))
+
+    def _note(self, part: Part, code: int | None, took: float, seconds: float) -> None:
+        resumes = part.least < 0.5 and took > 0.9 * seconds
+        with self._lock:
+            self.used[part.name] = self.used.get(part.name, 0.0) + took
+            self.codes[part.name] = None if resumes and self.left(part) > 60 else code
+            self._file.write_text(json.dumps({"used": self.used, "codes": self.codes}))
+        self.pack()
+
+    def pack(self) -> None:
+        """All results so far as one file."""
+        with self._lock:
+            pack(self.work, self.out / PACKED)
+
+
+def say(text: str) -> None:
+    """At once: parts that run side by side do not tear each other's lines."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def environment() -> dict[str, str]:
@@ -337,30 +385,24 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=5)
 
 
-def logged(command: Sequence[str], log: Path, seconds: float) -> int | None:
-    """How a command ended; None where it had to be ended."""
+def logged(
+    command: Sequence[str], log: Path, seconds: float, meanwhile: Callable[[], None]
+) -> int | None:
+    """How a command ended; None where it had to be ended. Every minute `meanwhile` is called."""
     try:
         process = started(command, log)
     except OSError as error:
         log.write_text(f"{command[0]} cannot be started: {error}\n")
         return 2
+    limit = time.monotonic() + seconds
     try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
+        while (left := limit - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=min(left, PACKED_EVERY_S))
+            meanwhile()
         return None
     finally:
         end(process)
-
-
-@contextmanager
-def beside(command: Sequence[str], log: Path) -> Iterator[None]:
-    """A command that runs as long as the block does."""
-    process = started(command, log) if command else None
-    try:
-        yield
-    finally:
-        if process is not None:
-            end(process)
 
 
 def pack(work: Path, target: Path) -> None:
@@ -397,7 +439,7 @@ def compile_parts(listed: Sequence[Part], jobs: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.4)
+    parser.add_argument("--minutes", type=float, default=9.6)
     parser.add_argument("--parts", default="", help="those alone, done or not")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "half_hour")
     parser.add_argument("--out", type=Path, default=None)
@@ -419,12 +461,13 @@ def main() -> int:
     os.environ.setdefault("TILEWISE_CACHE_DIR", str(args.work.resolve() / "cache"))
     end = time.monotonic() + 60 * args.minutes
     journey = Journey(args.work.resolve(), out, end, args.dry_run)
-    for name in args.parts.split(",") if args.parts else listed:
-        if args.parts:
-            journey.used.pop(name, None)
-            journey.codes.pop(name, None)
-        if not journey.is_over(listed[name]):
-            journey.run(listed[name])
+    wanted = [listed[name] for name in (args.parts.split(",") if args.parts else listed)]
+    for _, sides in groupby(wanted, key=lambda part: part.side or part.name):
+        ready = [part for part in sides if args.parts or not journey.is_over(part)]
+        for part in ready if args.parts else ():
+            journey.forget(part)
+        if ready:
+            journey.run(*ready)
     undone = [n for n, part in listed.items() if not (part.is_repeated or journey.is_over(part))]
     print(f"left: {', '.join(undone) or 'nothing'}")
     return 0

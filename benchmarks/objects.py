@@ -109,7 +109,7 @@ def main() -> int:
             print(f"{count} objects in {size:.1f} MB: {args.file}")
         else:
             print(f"{unpack(args.file)} objects are new in {folder()}")
-    except (TilewiseError, OSError, tarfile.TarError, lzma.LZMAError) as error:
+    except (TilewiseError, OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
         print(f"objects: {error}", file=sys.stderr)
         return 2
     return 0

@@ -10,14 +10,15 @@ usage: python benchmarks/sweep_convs.py STORE [--minutes 30] [--sets bf16:700,fp
                                         [--workers 3] [--jobs N] [--json]
 
 The problems of all sets are swept together, in an order in which every beginning holds its share
-of each set: layers of whole models first, then other layers of real networks and drawn ones, a
-third grouped or depthwise, some in one and in three dimensions (`conv_sets.py`); equal seeds give
-equal sets. Of each the vendor's routine comes first, which is what a ratio needs, then the --top
-kernels that a model expects most of (--model, a shipped one, or the analytic estimate), families
-that would have none among them; of --whole of them, drawn by lot, every legal kernel. Leaders are
-measured again in turns. Every result is checked against the vendor's in fp32. What a --known store
-has is not measured again. Some --workers lay out problems and have cuDNN search at once, which
-leaves a GPU idle most of the time; while one measures, the others wait.
+of each set: layers of whole models first, then other layers of real networks and drawn ones, those
+of which models know least before others; a third are grouped or depthwise, some in one and in three
+dimensions (`conv_sets.py`); equal seeds give equal sets. Of each the vendor's routine comes first,
+which is what a ratio needs, then the --top kernels that a model expects most of (--model, a shipped
+one, or the analytic estimate), families that would have none among them; of --whole of them, drawn
+by lot, every legal kernel. Leaders are measured again in turns. Every result is checked against the
+vendor's in fp32. What a --known store has is not measured again. Some --workers lay out problems
+and have cuDNN search at once, which leaves a GPU idle most of the time; while one measures, the
+others wait.
 
 Kernels are compiled beside the measuring, in the order in which they are needed, by all cores but
 those that measuring takes. --compile does that alone, with or without a device: what it leaves in
@@ -189,14 +190,16 @@ class Teller:
 def compile_sets(listed: Sequence[Set], args: argparse.Namespace, arch: Arch) -> dict[str, Any]:
     """Compiles what the sets need; what does not compile is told by its sweep."""
     pick, failed, wanted = picks(listed, args, "gpu"), 0, []
-    for kernel in pick.all(arch):
-        if kernel.engine != "vendor":
-            wanted.append((kernel, get_op(kernel.op).module("launch").representative(kernel)))
+    met: set[Kernel] = set()
     for p in in_order(listed)[0]:
-        wanted += [(k, p) for k in pick(p, arch) if k.engine != "vendor"]
+        own = [k for k in pick(p, arch) if k.engine != "vendor"]
+        usual = get_op(p.op).module("launch").representative
+        wanted += [(k, usual(k)) for k in own if k not in met]  # which a sweep builds first
+        wanted += [(k, p) for k in own]
+        met.update(own)
     for name in {kernel.engine for kernel, _ in wanted}:
-        own = [pair for pair in wanted if pair[0].engine == name]
-        failed += len(get_engine(name).compile_ahead(own, arch, max_workers=args.jobs))
+        pairs = [pair for pair in wanted if pair[0].engine == name]
+        failed += len(get_engine(name).compile_ahead(pairs, arch, max_workers=args.jobs))
     return {"pairs": len(wanted), "failed": failed}
 
 

@@ -4,7 +4,7 @@
 usage: python benchmarks/whole_models.py [--minutes 3] [--models TEXT,TEXT]
                                          [--modes eager,graph,compile] [--batch 256,64]
                                          [--tasks training,inference] [--sides patched,fused]
-                                         [--layers] [--profile] [--out FILE.jsonl]
+                                         [--layers] [--profile] [--out FILE.jsonl [--resume]]
                                          [--device cpu --tiny]
 
 Each model runs several times in one process, in turns: as PyTorch made it, after `tilewise.patch`
@@ -16,8 +16,9 @@ beyond the weights, how far results and gradients are apart, and who serves how 
 
 The most telling cases come first, compiled ones last, and all ends after `--minutes`. They run in
 a process of their own, which is started again behind a case that breaks it or hangs. A case's row
-is printed and appended to `--out` as soon as it is there; a table of ratios is the end. What our
-models launch is compiled by `tilewise.prepare` before their first step, and counts as part of it.
+is printed and appended to `--out` as soon as it is there; a table of ratios is the end. With
+`--resume` cases that `--out` holds in every mode are left out, and in the table. What our models
+launch is compiled by `tilewise.prepare` before their first step, and counts as part of it.
 Under torch.compile the last of the sides alone stands beside PyTorch's: chains are the compiler's.
 
 Where a GPU's time goes, plain and fused:
@@ -41,7 +42,7 @@ from typing import Any
 
 from model_sides import MODES, SHARING, SIDES, Job, Row, profile, run, shown
 
-HANGS_S, COMPILES_S = 60, 150
+HANGS_S, COMPILES_S = 90, 150
 """A case that gives no row for longer is ended, or one that is being compiled."""
 TASKS = ("training", "inference")
 
@@ -121,6 +122,27 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         return group, 2 * batches.index(job.batch) + late, TASKS.index(job.task)
 
     return sorted(found, key=rank)
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that did not fail; a line that was cut off is none."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return [row for row in rows if not row["failed"]]
+
+
+def undone(jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> list[Job]:
+    """Those of which some mode has no row."""
+    done = {(row["model"], row["task"], row["batch"], row["mode"]) for row in rows}
+    return [
+        job
+        for job in jobs
+        if any((job.model, job.task, job.batch, mode) not in done for mode in job.modes)
+    ]
 
 
 def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
@@ -219,6 +241,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", action="store_true", help="who serves each, of the last side")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by kernel")
     parser.add_argument("--out", default="whole_models.jsonl", help="where rows are appended")
+    parser.add_argument("--resume", action="store_true", help="leave out what --out holds")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="stand-ins, to try the benchmark out")
     parser.add_argument("--jobs", help=argparse.SUPPRESS)
@@ -252,8 +275,8 @@ def main() -> int:
     if why is not None:
         print(f"whole_models: {why}", file=sys.stderr)
         return 2
-    args.rows = []
-    jobs = jobs_of(args)
+    args.rows = rows_in(Path(args.out)) if args.resume else []
+    jobs = undone(jobs_of(args), args.rows)
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as notes:
         args.notes = notes.name
         return supervise(args, jobs)

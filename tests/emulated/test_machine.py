@@ -181,6 +181,29 @@ def test_wrong_gathers_are_found(mode: int, why: str) -> None:
         gather(mode)
 
 
+def move_registers(mode: int = 0) -> None:
+    given = [np.zeros(384, np.int32)]
+    (told,) = probe("registers", ("*",), (Pointer(tensor=0),), given, mode, threads=384)
+    assert told.all()
+
+
+def test_registers_move() -> None:
+    move_registers()
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        (1, "deadlock.*64 registers a thread that nobody gives up"),
+        (2, "raised to 160 registers, a thread has 168"),
+        (3, "deadlock.*the rest of warpgroup 2"),
+    ],
+)
+def test_registers_that_nobody_gives_up_are_waited_for_in_vain(mode: int, why: str) -> None:
+    with pytest.raises(EmulationError, match=re.compile(why, re.DOTALL)):
+        move_registers(mode)
+
+
 def exchange(mode: int = 0, seed: int = 0) -> None:
     given, result = whole(64, 8), np.full((2, 64, 8), np.nan, np.float32)
     tensor_map = TensorMap(tensor=0, dtype="fp32", sizes=(8, 64), strides=(32,), box=(8, 32))

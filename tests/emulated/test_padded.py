@@ -40,10 +40,11 @@ def test_in_any_order_of_events(direction: str, seed: int) -> None:
 
 
 GROUPS = ((24, 24, 4), (12, 12, 6), (16, 24, 3), (8, 32, 2), (6, 6, 8), (3, 3, 16), (12, 4, 10))
+FEW = ((1, 2, 32), (1, 2, 24), (2, 4, 8), (2, 1, 40))
 WIDE = ((40, 40, 2), (48, 48, 3), (56, 56, 2), (20, 20, 4), (28, 24, 2), (24, 56, 2))
 
 
-@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("groups", (*GROUPS, *FEW), ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_groups(direction: str, groups: tuple[int, int, int]) -> None:
     check(layer(direction, *groups, n=1))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tilewise.core.arch import load_arch
-from tilewise.selection.shortlist import with_absent
+from tilewise.selection.shortlist import with_absent, with_strange
 
 pytest.importorskip("triton")
 
@@ -72,6 +72,14 @@ def test_whole_models_come_first_and_what_is_compared_is_kept_out(made: Any) -> 
     assert not compared & set(one.problems.problems)
 
 
+def test_kinds_that_models_know_least_of_come_before_others(made: Any) -> None:
+    one = made.make_set("conv_bwd_data", "bf16", 240, H200)
+    weak = [made.is_weak(problem) for problem in one.problems.problems[one.first :]]
+    count = sum(weak)
+    assert 0.2 <= count / len(weak) <= 0.7
+    assert sum(weak[:count]) >= 0.9 * count, "simpler problems follow those they serve"
+
+
 def test_no_problem_takes_more_time_or_memory_than_a_sweep_has(made: Any) -> None:
     one = made.make_set("conv_fwd", "bf16", 700, H200)
     assert max(made.least_ms(p, H200) for p in one.problems.problems) <= made.MOST_MS
@@ -128,6 +136,21 @@ def test_families_that_nobody_measured_are_among_the_few(made: Any) -> None:
     assert set(with_absent(ranked, len(ranked))) == set(ranked)
 
 
+def test_families_that_a_model_never_met_have_half_of_the_few(made: Any) -> None:
+    kernels = [k for k in made.pool("conv_fwd", "bf16", H200, ["cuda"]) if k.engine == "cuda"]
+    strange = frozenset(k for k in kernels if k.family in ("taps", "ragged"))
+    ranked = sorted(kernels, key=lambda k: (k in strange, k.family != "gather"))
+    few = with_strange(ranked, strange, 10)
+    own = Counter(k.family for k in few)
+    assert len(few) == 10 and own["taps"] + own["ragged"] == 5 and min(own.values()) >= 1
+    assert few[0] == ranked[0] and own["gather"] >= 3
+    gather = [k for k in ranked if k.family == "gather"]
+    assert with_strange(gather, strange, 10) == gather[:10], (
+        "where nothing is strange, all is known"
+    )
+    assert set(with_strange(ranked, strange, len(ranked))) == set(ranked)
+
+
 def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
     script: Any, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,5 +170,7 @@ def test_kernels_are_compiled_ahead_as_the_sweep_needs_them(
     order = [listed[0].problems.problems.index(p) for p in needed]
     assert needed and order == sorted(order), "in the order in which they are measured"
     kept = {k.family for k in made.pool("conv_fwd", "bf16", H200, ["cuda"])[1:]}
-    asked_for = {k.family for k, _ in asked}
-    assert {"grouped", "depthwise", "channelwise"} <= asked_for <= kept - left_out
+    assert {k.family for k, _ in asked} <= kept - left_out
+    usual = script.get_op("conv_fwd").module("launch").representative
+    first = dict(reversed(asked))
+    assert all(first[k] == usual(k) for k in first), "what a sweep builds first comes first"

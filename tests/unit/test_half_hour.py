@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import lzma
 import os
 import subprocess
@@ -92,22 +93,44 @@ def test_a_part_that_hangs_is_ended_and_the_next_one_runs(
     half_hour, held = journey(tmp_path)
     monkeypatch.setattr(half_hour, "GRACE_S", 0.5)
     hangs = half_hour.Part(name="hangs", seconds=0.5, command=SLEEPS)
-    talks = (sys.executable, "-uc", "import time; print(42); time.sleep(600)")
-    waits = (
-        "from pathlib import Path as P\nimport sys\nwhile '42' not in P(sys.argv[1]).read_text(): 0"
-    )
-    log = str(held.work / "says_beside.log")
-    command = (sys.executable, "-c", waits, log)
-    says = half_hour.Part(name="says", seconds=60, command=command, beside=talks)
+    says = half_hour.Part(name="says", seconds=60, command=(sys.executable, "-c", "print(42)"))
     held.run(hangs)
     held.run(says)
     assert held.codes == {"hangs": None, "says": 0}
-    assert "42" in (held.work / "says_beside.log").read_text()
     assert held.is_over(hangs) and held.is_over(says)
     with tarfile.open(tmp_path / "out" / "results.tar.gz") as packed:
         assert {"hangs.log", "says.log", "state.json"} <= set(packed.getnames())
     again = half_hour.Journey(held.work, held.out, 0.0, is_dry=False)
     assert again.is_over(hangs) and again.is_over(says)
+
+
+SEES = """
+import sys, tarfile, time
+from pathlib import Path
+found = []
+while not {"one.jsonl", "two.jsonl"} <= set(found):
+    time.sleep(0.1)
+    if Path(sys.argv[2]).exists():
+        found = tarfile.open(sys.argv[2]).getnames()
+    Path(sys.argv[1]).write_text("{}")
+"""
+
+
+def test_parts_run_side_by_side_and_are_packed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_hour, held = journey(tmp_path)
+    monkeypatch.setattr(half_hour, "PACKED_EVERY_S", 0.2)
+    script, packed = tmp_path / "sees.py", str(held.out / "results.tar.gz")
+    script.write_text(SEES)
+
+    def sees(name: str) -> Any:
+        """Ends when what both write has been packed."""
+        command = (sys.executable, str(script), str(held.work / f"{name}.jsonl"), packed)
+        return half_hour.Part(name=name, seconds=60, command=command)
+
+    held.run(sees("one"), sees("two"))
+    assert held.codes == {"one": 0, "two": 0}
 
 
 def test_a_part_waits_for_a_call_that_has_time_for_it(tmp_path: Path) -> None:
@@ -139,12 +162,31 @@ def test_what_can_be_carried_on_is_until_its_time_is_used(tmp_path: Path) -> Non
 def test_all_parts_name_commands_that_there_are() -> None:
     half_hour = importlib.import_module("half_hour")
     for part in half_hour.parts():
-        for command in filter(None, (part.command, part.dry, part.beside, part.ahead)):
+        for command in filter(None, (part.command, part.dry, part.ahead)):
             ours = [word for word in command if word.startswith(str(ROOT)) and ".venv" not in word]
             assert all(Path(word).is_file() for word in ours), part.name
             words = {"work": "w", "minutes": "1", "without": "none", "jobs": "2"}
             assert all("{" not in word.format(**words) for word in command)
-    assert sum(part.seconds for part in half_hour.parts()) <= 28 * 60
+    taken: dict[str, float] = {}
+    *bounded, last = half_hour.parts()
+    assert last.name == "more_models", "which takes what is left"
+    for part in bounded:
+        side = part.side or part.name
+        taken[side] = max(taken.get(side, 0.0), part.seconds)
+    assert sum(taken.values()) <= 27 * 60
+
+
+def test_models_that_were_timed_are_not_timed_again(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    models = importlib.import_module("whole_models")
+    jobs = [models.Job(model="m", task=t, batch=8, modes=("eager", "graph")) for t in models.TASKS]
+    row = {"model": "m", "task": "training", "batch": 8, "mode": "eager", "failed": ""}
+    lines = [row, {**row, "mode": "graph"}, {**row, "task": "inference"}]
+    lines.append({**row, "task": "inference", "mode": "graph", "failed": "no memory"})
+    out = tmp_path / "rows.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"model": "m')
+    assert models.undone(jobs, models.rows_in(out)) == jobs[1:]
+    assert models.undone(jobs, []) == jobs
 
 
 def test_tests_run_apart(tmp_path: Path) -> None:

@@ -58,8 +58,22 @@ def with_absent(ranked: Sequence[Kernel], count: int) -> list[Kernel]:
     return list(dict.fromkeys([*first, *strangers, *rest]))[:count]
 
 
+def with_strange(ranked: Sequence[Kernel], strange: frozenset[Kernel], count: int) -> list[Kernel]:
+    """`count` of a ranking; up to half of them of families that its model never met, in turn.
+
+    It takes all of them for slower than the slowest that it knows.
+    """
+    first = fair([kernel for kernel in ranked if kernel in strange], count // 2)
+    known = [kernel for kernel in ranked if kernel not in strange]
+    own = with_absent(known, count - len(first))
+    return list(dict.fromkeys([*own, *first, *ranked]))[:count]
+
+
 def _family(kernel: Kernel) -> str:
     return str(getattr(kernel, "family", kernel.engine))
+
+
+_Pool = tuple[tuple[Kernel, ...], Ranker, frozenset[Kernel]]
 
 
 class Shortlist:
@@ -81,7 +95,7 @@ class Shortlist:
         self._model = model
         self._left_out = f"it is not among the {count} that are expected to be fastest"
         self._held: tuple[Problem, frozenset[Kernel]] | None = None
-        self._pools: dict[tuple[str, str], tuple[tuple[Kernel, ...], Ranker]] = {}
+        self._pools: dict[tuple[str, str], _Pool] = {}
 
     def __call__(self, kernel: Kernel, problem: Problem | None, arch: Arch) -> str | None:
         """Why a sweep leaves a kernel out, or None."""
@@ -94,24 +108,31 @@ class Shortlist:
 
     def chosen(self, problem: Problem, arch: Arch, count: int = 0) -> list[Kernel]:
         """The kernels that are expected to be fastest, best first; `count` of them if given."""
-        pool, ranker = self._pool(problem, arch)
+        pool, ranker, strange = self._pool(problem, arch)
         if not pool:
             return []
+        count = count or self.count
         seed = hashlib.sha256(problem.key.encode()).digest()[:8]
         random = np.random.default_rng(int.from_bytes(seed, "little"))
         expected = np.log2(ranker.predict_us(problem, pool, arch))
         order = np.argsort(expected + DOUBT * random.standard_normal(len(pool)), kind="stable")
         legal = [pool[at] for at in order if self._why(pool[at], problem, arch) is None]
-        take = fair if ranker.path == "analytic" else with_absent
-        return take(legal, count or self.count)
+        if ranker.path == "analytic":
+            return fair(legal, count)
+        return with_strange(legal, strange, count)
 
-    def _pool(self, problem: Problem, arch: Arch) -> tuple[tuple[Kernel, ...], Ranker]:
-        """The kernels made for the problem's dtype, and who ranks them."""
+    def _pool(self, problem: Problem, arch: Arch) -> _Pool:
+        """The kernels made for the problem's dtype, who ranks them, and whom that one never met."""
         key = (arch.label, problem.dtype)
         if key not in self._pools:
             usable = [k for k in self._all(arch) if k.engine != "vendor"]
             own = tuple(k for k in usable if getattr(k, "dtype", problem.dtype) == problem.dtype)
-            self._pools[key] = (own, self._ranker(problem, arch))
+            ranker = self._ranker(problem, arch)
+            strange: frozenset[Kernel] = frozenset()
+            if isinstance(ranker, ModelRanker):
+                taken = ranker.model.handicaps(own)
+                strange = frozenset(k for k, octaves in zip(own, taken, strict=True) if octaves)
+            self._pools[key] = (own, ranker, strange)
         return self._pools[key]
 
     def _ranker(self, problem: Problem, arch: Arch) -> Ranker:

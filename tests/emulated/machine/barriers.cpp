@@ -121,6 +121,27 @@ void cluster_wait() {
   wait_until(barrier.waiting, {"the barrier of the cluster"}, [&] { return barrier.round != round; });
 }
 
+// Warpgroups
+
+void set_registers(u32 count, bool raises) {
+  meet_warpgroup("setmaxnreg", nullptr, [&](Warpgroup& group, auto&) {
+    Block* block = machine->running->block;
+    if (raises ? count < group.registers : count > group.registers)
+      fail("%s to %u registers, a thread has %u", raises ? "raised" : "lowered", count,
+           group.registers);
+    if (raises) {
+      const u32 more = count - group.registers;
+      wait_until(block->given_up, {"%llu registers a thread that nobody gives up", more},
+                 [&] { return block->spare_registers >= more; });
+      block->spare_registers -= more;
+    } else {
+      block->spare_registers += group.registers - count;
+      block->given_up.wake();
+    }
+    group.registers = count;
+  });
+}
+
 // Warps
 
 void warp_sync(u32 mask) {

@@ -68,6 +68,7 @@ std::unique_ptr<Block> make_block(u32 rank, Dim at, size_t first_stack) {
   block->place = {{0, 0, 0}, at, {g.threads, 1, 1}, {g.grid[0], g.grid[1], g.grid[2]}, rank,
                   cluster_size};
   block->warpgroups.resize((g.threads + 127) / 128);
+  for (Warpgroup& group : block->warpgroups) group.registers = kRegisters / g.threads / 8 * 8;
   for (u32 i = 0; i < g.threads; i++) {
     if (i % 32 == 0) {
       block->warps.push_back(std::make_unique<Warp>());

@@ -20,6 +20,7 @@ constexpr u32 kSharedStart = 1040;  // address of the first dynamic byte: CUDA p
 constexpr u16 kPoison = 0xFFA5;  // a NaN in bf16, fp16 and, twice, in fp32
 constexpr u32 kRankShift = 24;   // an address that names a rank has rank + 1 above this bit
 constexpr u32 kAllLanes = 0xFFFFFFFFu;
+constexpr u32 kRegisters = 65536;  // of a multiprocessor, which such a block has for itself
 
 struct Fiber;
 struct Warp;
@@ -86,6 +87,7 @@ struct Warpgroup {
   std::deque<std::shared_ptr<int>> committed;
   Queue landed;
   bool is_fenced = false;
+  u32 registers = 0;  // of a thread
 };
 
 struct Barrier {
@@ -112,6 +114,8 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   std::map<u32, Barrier> barriers;
   NamedBarrier named[16];
+  u32 spare_registers = 0;  // which warpgroups gave up, for each thread of one
+  Queue given_up;
   u32 done = 0;
 };
 

@@ -46,6 +46,9 @@ void warp_sync(u32 mask);
 u32 shuffle(u32 mask, u32 value, u32 source_lane);
 u32 ballot(u32 mask, bool value);
 
+// setmaxnreg: a warpgroup gives registers up, or waits until the block has so many to spare.
+void set_registers(u32 count, bool raises);
+
 // Copies. Coordinates are innermost first; `ranks` is a mask of the cluster's blocks.
 void tma_tiled(u32 to, const void* map, u32 barrier, u32 ranks, int rank, const int* at);
 void tma_im2col(u32 to, const void* map, u32 barrier, u32 ranks, int rank, const int* at,

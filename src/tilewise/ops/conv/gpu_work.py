@@ -132,8 +132,8 @@ GPU_HELPERS = {
     "multiplied": "ceil_div(source_c, 16) * 16 / (ceil_div(source_c, tk) * tk) if is_ragged else 1",
     # Of groups that are padded: as many as have whole chunks of channels are a unit.
     "unit_groups": "max(8 // gcd(8, source_c), 8 // gcd(8, result_c))",
-    "block_result_c": "unit_groups * result_c * (2 if unit_groups * result_c <= 32 else 1) "
-    "if is_padded else 64",
+    "block_result_c": "unit_groups * result_c * (4 if unit_groups * result_c <= 16 "
+    "else 2 if unit_groups * result_c <= 32 else 1) if is_padded else 64",
     "stream_waste": "ceil_div(unit_groups * source_c, 16) * ceil_div(unit_groups * result_c, 16) "
     "* 256 / (unit_groups * source_c * result_c) if is_padded "
     # A period's pixels are whole blocks of eight columns, each read by every place of a patch.

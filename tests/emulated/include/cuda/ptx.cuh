@@ -162,10 +162,12 @@ inline void cluster_sync() {
 template <int Count>
 void raise_registers() {
   static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256, "");
+  emulated::set_registers(Count, true);
 }
 template <int Count>
 void lower_registers() {
   static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256, "");
+  emulated::set_registers(Count, false);
 }
 inline void wait_for_previous_grid() {}
 inline void release_next_grid() {}

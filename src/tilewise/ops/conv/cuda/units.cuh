@@ -1,7 +1,7 @@
 // How the groups of a block lie in shared memory, 64 channels of the result in all.
 //
 // UNITS 0: as in the images, side by side. Else a block has so many units of MERGED groups each, whose
-// channels (multiples of 8) TMA pads with zeros to slots of 32 or 64, and clips again when it stores:
+// channels (multiples of 8) TMA pads with zeros to slots of 16, 32 or 64, and clips again when it stores:
 // its maps have the channels of a unit and the units as dimensions of their own. A row of pixels lies
 // in one piece for each unit.
 // Macros: READ_GROUP, WRITTEN_GROUP (channels a group), UNITS, MERGED.
@@ -13,7 +13,8 @@ constexpr bool is_padded = UNITS > 0;
 constexpr int units = is_padded ? UNITS : 1;
 constexpr int read_unit = MERGED * READ_GROUP, written_unit = MERGED * WRITTEN_GROUP;
 constexpr int read_slot =
-    !is_padded ? block_channels * READ_GROUP / WRITTEN_GROUP : read_unit > 32 ? 64 : 32;
+    !is_padded ? block_channels * READ_GROUP / WRITTEN_GROUP
+               : read_unit > 32 ? 64 : read_unit > 16 ? 32 : 16;
 constexpr int written_slot = block_channels / units;
 constexpr int read_bytes = 2 * read_slot, written_bytes = 2 * written_slot;  // of a pixel of a unit
 // Channels of the image and of the result from one block to the next.

@@ -1,4 +1,4 @@
-"""CUDA kernels for small groups of any count of channels, which they pad to 32 or 64."""
+"""CUDA kernels for small groups of any count of channels, which they pad to 16, 32 or 64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewise.ops.conv.problem import ConvProblem
 
 CHUNK = 8
 """Channels whose multiples TMA copies."""
-SMALLEST = 32
+SLOTS = (16, 32, 64)
 """Channels of a slot."""
 
 
@@ -30,9 +30,9 @@ SMALLEST = 32
 class PaddedConvKernel(GroupedConvKernel):
     """A kernel for small groups whose channels TMA pads with zeros, and clips when it stores.
 
-    As many groups as have a multiple of 8 channels are a unit; units take 32 or 64 channels of
-    shared memory each. Groups of a unit share products: there an Inf or NaN spreads to the others
-    of its unit, and `spreads_nonfinite` says so.
+    As many groups as have a multiple of 8 channels are a unit; units take 16, 32 or 64 channels
+    of shared memory each. Groups of a unit share products: there an Inf or NaN spreads to the
+    others of its unit, and `spreads_nonfinite` says so.
     """
 
     family: str = trait("", ("padded",))
@@ -59,7 +59,7 @@ def merged_groups(p: ConvProblem) -> int:
 
 
 def _slot(channels: int) -> int:
-    return SMALLEST if channels <= SMALLEST else CHANNELS
+    return next((slot for slot in SLOTS if channels <= slot), CHANNELS)
 
 
 def why_unusable(kernel: PaddedConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
@@ -83,8 +83,8 @@ def _why_not_meant(k: PaddedConvKernel, p: ConvProblem) -> str | None:
     if p.g % merged:
         return f"{p.g} groups are no whole units of {merged}"
     most = merged * max(read_group(p), written_group(p))
-    if not ROWS < most <= CHANNELS:
-        return f"units have {most} channels; it is for {ROWS + 1} to {CHANNELS}"
+    if not ROWS <= most <= CHANNELS:
+        return f"units have {most} channels; it is for {ROWS} to {CHANNELS}"
     if k.spreads_nonfinite != (merged > 1):
         return f"units of {merged} {'groups share' if merged > 1 else 'need no'} products"
     return None
