@@ -317,6 +317,7 @@ def test_faults_of_the_past_are_found_measured_again_and_forgotten(
         "cc1plus: error while loading shared libraries: libgmp.so.10: cannot open shared object",
         "g++: fatal error: vfork: Resource temporarily unavailable",
         "Cannot create temporary file in /tmp/: No such file or directory",
+        "`ptxas` failed with error code -9",
     ],
 )
 def test_what_compilers_lack_is_no_fact_about_kernels(message: str) -> None:
