@@ -47,10 +47,10 @@ models: $(VENV)/.test
 	$(BIN)/python benchmarks/train_models.py
 
 # New cases every time: CASES of each test, or as many as SECONDS give it. What fails is shown smallest
-# first. `make test` tries a few.
+# first. `make test` tries a few. Threads that wait for small work asleep leave the cores to others.
 CASES ?= $(if $(SECONDS),500,5000)
 fuzz: $(VENV)/.test
-	FUZZ_CASES=$(CASES) FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n auto tests/fuzz
+	OMP_WAIT_POLICY=passive FUZZ_CASES=$(CASES) FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n auto tests/fuzz
 
 # On a machine with an NVIDIA GPU whose Python already has PyTorch and Triton.
 gpu-test:

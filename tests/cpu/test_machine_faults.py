@@ -31,6 +31,10 @@ BAD_COMPILERS = {
     "writes garbage": 'echo garbage > "$last"\n',
     "writes half": '{compiler} "$@" && truncate -s 9000 "$last"\n',
     "is killed": "kill -9 $$\n",
+    "has memory for little": "for word; do case $word in *.cpp) source=$word;; esac; done\n"
+    'grep -q tw_canary "$source" && exec {compiler} "$@"\n'
+    "echo 'cc1plus: out of memory allocating 168192 bytes after a total of 3858432 bytes' >&2\n"
+    "exit 1\n",
     "lies": 'echo \'extern "C" int tw_canary() {{ return 1; }}\' > "$last.cpp"\n'
     '{compiler} -shared -o "$last" "$last.cpp"\n',
 }
@@ -305,6 +309,22 @@ def test_faults_of_the_past_are_found_measured_again_and_forgotten(
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        "cc1plus: out of memory allocating 168192 bytes after a total of 3858432 bytes",
+        "g++: internal compiler error: Killed (program cc1plus)",
+        "g++: fatal error: cannot execute 'cc1plus': execvp: No such file or directory",
+        "cc1plus: error while loading shared libraries: libgmp.so.10: cannot open shared object",
+        "g++: fatal error: vfork: Resource temporarily unavailable",
+        "Cannot create temporary file in /tmp/: No such file or directory",
+        "`ptxas` failed with error code -9",
+    ],
+)
+def test_what_compilers_lack_is_no_fact_about_kernels(message: str) -> None:
+    assert fault_of("compile_error", f"kernel.cpp: warning\n{message}\n") == message
+
+
+@pytest.mark.parametrize(
     ("status", "message"),
     [
         ("compile_error", "kernel.cpp:3: error: 'x' was not declared in this scope"),
@@ -312,6 +332,9 @@ def test_faults_of_the_past_are_found_measured_again_and_forgotten(
         ("compile_error", "internal compiler error: in expand_expr, at expr.cc:1"),
         ("crash", "the worker was killed by SIGSEGV. "),
         ("out_of_memory", "MemoryError: no memory for 1 TiB"),
+        ("out_of_memory", "DefaultCPUAllocator: Error code 12 (Cannot allocate memory)"),
+        ("out_of_memory", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("crash", "the worker was killed by SIGABRT. terminate called: std::bad_alloc"),
         ("out_of_memory", "memory ran out, and the system ended the worker"),
         ("wrong_result", "No space left on device"),
         ("timeout", "still running after 5 s; the worker was killed"),

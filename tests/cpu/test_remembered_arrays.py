@@ -97,6 +97,32 @@ def test_settings_of_other_types_are_refused_the_second_time_too(stride: Any) ->
         tw.conv2d(x, w, stride=stride)
 
 
+class Changing:
+    """An integer that is another one later, as tensors are that count."""
+
+    value = 1
+
+    def __index__(self) -> int:
+        return self.value
+
+
+def test_settings_that_change_are_read_in_every_call() -> None:
+    x, w, stride = drawn(1, 4, 7, 7), drawn(4, 4, 3, 3), Changing()
+    for value in (1, 2):
+        stride.value = value
+        for given in (stride, (stride, 1)):
+            assert is_remembered(lambda given=given: tw.conv2d(x, w, stride=given)) is False
+            wide = given if isinstance(given, tuple) else (given, given)
+            found = tw.conv2d(x, w, stride=given)
+            assert np.array_equal(found, tw.conv2d(x, w, stride=tuple(map(int, wide))))
+
+
+@pytest.mark.parametrize("given", [{1, 2}, {1: 2}, iter((1, 1))])
+def test_settings_without_an_order_are_refused(given: Any) -> None:
+    with pytest.raises(InputError, match="pass one integer"):
+        tw.conv2d(drawn(1, 4, 6, 6), drawn(4, 4, 3, 3), stride=given)
+
+
 def test_layers_that_are_none_are_refused() -> None:
     x, w = drawn(2, 3), drawn(5, 3)
     assert np.allclose(tw.linear(x, w[0]), x @ w[0])

@@ -40,6 +40,25 @@ def test_second_derivatives_of_a_convolution() -> None:
     close(second(tw.conv2d), second(functional.conv2d), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_gradients_of_a_batch_of_directions(activation: str | None) -> None:
+    """As vectorised Jacobians ask for them: of tensors without memory of their own."""
+    x, w, bias = torch.randn(2, 6, 7, 7), torch.randn(4, 6, 3, 3), torch.randn(4)
+    act = {None: lambda z: z, "relu": functional.relu, "gelu": functional.gelu}[activation]
+
+    def ours(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = tw.conv2d(x, w, bias, padding=1, activation=activation)
+        return result.sum((0, 2, 3))
+
+    def theirs(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return act(functional.conv2d(x, w, bias, padding=1)).sum((0, 2, 3))
+
+    jacobian: Any = torch.autograd.functional.jacobian
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        found = jacobian(ours, (given, w, bias), vectorize=True)
+        close(found, jacobian(theirs, (given, w, bias), vectorize=True), atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_convolutions_without_a_batch_and_uneven_same(rank: int) -> None:

@@ -279,3 +279,25 @@ def test_inference_mode_and_checkpoints_of_activations() -> None:
             results[-1].append(model(IMAGES))
     for theirs, ours in zip(*results, strict=True):
         close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_gradients_of_a_batch_of_directions(is_training: bool) -> None:
+    """As vectorised Jacobians ask for them: of tensors without memory of their own."""
+    plain, patched = network(), tw.patch(network(), fuse=True, always=True)
+    x = IMAGES[:2].contiguous()
+    jacobian: Any = torch.autograd.functional.jacobian
+    found = []
+    for model in (plain, patched):
+        model.train(is_training)
+        found.append(jacobian(lambda z, model=model: model(z).sum(0), x, vectorize=True))
+    close(found[1], found[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+@pytest.mark.parametrize("given", [None, 3.0, IMAGES.numpy()])
+def test_what_is_no_tensor_is_pytorchs_to_refuse(given: Any, fuses: bool) -> None:
+    for own in (nn.Linear(4, 4), nn.Conv2d(4, 4, 3)):
+        model = tw.patch(nn.Sequential(own, nn.ReLU()), fuse=fuses, always=True)
+        with pytest.raises(TypeError):
+            model(given)

@@ -191,6 +191,31 @@ def test_half_precision_convolutions_round_once(kind: torch.dtype) -> None:
     assert misrounded(result.reshape(48, -1).T, x, weight, bias) < 0.02
 
 
+def test_what_was_made_in_inference_mode_is_written_only_there() -> None:
+    """Else autograd would not know of it; the mode is not part of what finds a call again."""
+    with torch.inference_mode():
+        product, image = torch.empty(64, 64), torch.empty(1, 6, 6, 6)
+        for _ in range(2):
+            tw.matmul(ONES, ONES, out=product)
+            tw.conv2d(X, W, out=image)
+            tw.conv2d(X, W, torch.ones(6), out=image)
+    for call in (
+        lambda: tw.matmul(ONES, ONES, out=product),
+        lambda: tw.conv2d(X, W, out=image),
+        lambda: tw.conv2d(X, W, torch.ones(6), out=image),
+    ):
+        with torch.no_grad(), pytest.raises(TensorError, match="inference mode"):
+            call()
+
+
+def test_tensors_without_an_address_share_nothing() -> None:
+    meta, sparse = torch.empty(4, 4, device="meta"), torch.eye(64).to_sparse()
+    assert tw.matmul(meta, meta, out=torch.empty_like(meta)).shape == (4, 4)
+    out = torch.empty(64, 64)
+    assert tw.matmul(sparse, ONES, out=out) is out
+    assert torch.equal(out, ONES)
+
+
 def test_masked_arrays_are_refused() -> None:
     plain = np.ones((4, 4), np.float32)
     masked = np.ma.masked_array(plain.copy(), mask=np.eye(4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,23 @@ def test_remembered_convolutions_know_what_decides_them() -> None:
             assert tw.conv2d(x, w).dtype == torch.bfloat16
         with pytest.raises(TensorError):
             tw.conv2d(x, w[:, :5])
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
+def test_settings_that_change_are_read_in_every_call(name: str) -> None:
+    """A tensor that counts is a setting, too, and found again as the same while it changes."""
+    conv, count = torch.nn.functional.conv2d, torch.tensor(1)
+    x, w = torch.randn(2, 6, 9, 9), torch.randn(6, 3, 3, 3)
+    groups: dict[str, Any] = {} if name == "groups" else {"groups": 2}
+    for number in (2, 1, 2):
+        if name == "groups":
+            w = torch.randn(6, 6 // number, 3, 3)
+        count.fill_(number)
+        for _ in range(2):
+            close(tw.conv2d(x, w, **{name: count}, **groups), conv(x, w, **{name: count}, **groups))
+        if name != "groups":
+            pair = {name: (count, 1)}
+            close(tw.conv2d(x, w, **pair, **groups), conv(x, w, **{name: (number, 1)}, **groups))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit

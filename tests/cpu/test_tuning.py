@@ -267,6 +267,13 @@ def test_what_is_not_here_is_not_timed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("top", [0, -1, 1.5, "3", None])
+def test_what_counts_no_kernels_is_refused(tmp_path: Path, top: Any) -> None:
+    """Every kernel of the pool was timed."""
+    with pytest.raises(InputError, match="at least 1 kernel"):
+        tw.tune(nn.Linear(4, 4), torch.ones(2, 4), plan=tmp_path / "plan.json", top=top)
+
+
 def test_only_models_are_tuned() -> None:
     with pytest.raises(InputError, match="no model"):
         tw.tune([])  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS") or 0)
 QUICK = 400
 """Cases a second of CPU time from which a test goes on for longer."""
 
-LONGER = 6
+LONGER = 3
 """How many times as long it goes on."""
 
 LONG = int(os.environ.get("FUZZ_CASES") or (500 if SECONDS else 0))

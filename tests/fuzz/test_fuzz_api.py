@@ -13,7 +13,7 @@ import torch
 from fuzzing import fuzz
 from hypothesis import assume, example
 from hypothesis import strategies as st
-from tensors import KINDS, STORAGES, Recipe, recipes
+from tensors import KINDS, STORAGES, Recipe, stored
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,17 +66,21 @@ def agree(found: Any, theirs: Any, wanted: Callable[[], Tensor]) -> None:
         assert torch.equal(found.detach(), values.to(found.dtype)), (found, values)
 
 
+_kinds, _halves = st.sampled_from(KINDS), st.sampled_from((*HALVES, torch.float64))
+_batches = st.lists(st.sampled_from((0, 1, 2, 3)), max_size=2)
+_left, _right, _fourth = st.integers(0, 4), st.integers(0, 5), st.sampled_from((0, 0, 0, 1))
+
+
 @st.composite
 def products(draw: Any) -> tuple[Recipe, Recipe]:
     """Two tensors that mostly go together."""
     m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
-    batch = draw(st.lists(st.sampled_from((0, 1, 2, 3)), max_size=2))
-    left = draw(st.sampled_from([(k,), (m, k), (m, k), (*batch, m, k), (1, m, k)]))
-    right = draw(st.sampled_from([(k,), (k, n), (k, n), (*batch, k, n), (k + 1, n), ()]))
-    kind = draw(st.sampled_from(KINDS))
-    a = draw(recipes(st.just(left), kinds=(kind,)))
-    b = draw(recipes(st.just(right), kinds=(kind, kind, kind, torch.float32)))
-    return a, b
+    batch = draw(_batches)
+    left = ((k,), (m, k), (m, k), (*batch, m, k), (1, m, k))[draw(_left)]
+    right = ((k,), (k, n), (k, n), (*batch, k, n), (k + 1, n), ())[draw(_right)]
+    kind = draw(_kinds)
+    other = torch.float32 if draw(_fourth) else kind
+    return stored(draw, left, kind), stored(draw, right, other)
 
 
 @fuzz(150, pair=products())
@@ -132,16 +136,18 @@ def test_products_into_a_tensor(pair: tuple[Recipe, Recipe], out: str) -> None:
     assert torch.equal(place, before.to(place.dtype))
 
 
+_eighth = st.integers(0, 7)
+_leads = st.lists(st.sampled_from((0, 1, 2, 5)), max_size=3)
+
+
 @st.composite
 def layers(draw: Any) -> tuple[Recipe, Recipe, Recipe | None]:
     k, n = draw(SIZES), draw(SIZES)
-    lead = draw(st.lists(st.sampled_from((0, 1, 2, 5)), max_size=3))
-    kind = draw(st.sampled_from((*HALVES, torch.float64)))
-    x = draw(recipes(st.just((*lead, k)), kinds=(kind,)))
-    weight = draw(recipes(st.just((n, k)), kinds=(kind,)))
-    bias = draw(
-        st.none() | recipes(st.sampled_from([(n,), (n,), (n,), (n + 1,), (1,)]), kinds=(kind,))
-    )
+    kind = draw(_halves)
+    x = stored(draw, (*draw(_leads), k), kind)
+    weight = stored(draw, (n, k), kind)
+    length = (None, None, None, n, n, n, n + 1, 1)[draw(_eighth)]
+    bias = None if length is None else stored(draw, (length,), kind)
     return x, weight, bias
 
 
@@ -157,27 +163,40 @@ def test_layers(layer: tuple[Recipe, Recipe, Recipe | None], activation: str | N
     agree(found, theirs, lambda: act(functional.linear(*whole(layer))))
 
 
+_ranks, _groups = st.sampled_from((1, 2, 2, 3)), st.sampled_from((1, 1, 1, 2, 4))
+_few, _some = st.integers(0, 4), st.integers(1, 4)
+_rows = {rank: st.lists(st.integers(1, 9), min_size=rank, max_size=rank) for rank in (1, 2, 3)}
+_taps = st.sampled_from((1, 1, 2, 3))
+_filters = {rank: st.lists(_taps, min_size=rank, max_size=rank) for rank in (1, 2, 3)}
+_thirds = st.sampled_from((False, False, True))
+_images = st.sampled_from([(1,), (2,), (2,), (0,), ()])
+_numbers = st.sampled_from((1, 1, 1, 2, 3, 0, -1))
+_steps = {
+    rank: _numbers | st.lists(st.integers(1, 3), min_size=rank, max_size=rank) for rank in (1, 2, 3)
+}
+_paddings = st.sampled_from((0, 0, 1, 2, -1, 2**40, "same", "valid", "full"))
+_other_groups = st.sampled_from((None, None, None, None, 3, 0))
+
+
 @st.composite
 def convolutions(draw: Any) -> tuple[int, Recipe, Recipe, Recipe | None, dict[str, Any]]:
-    rank = draw(st.sampled_from((1, 2, 2, 3)))
-    groups = draw(st.sampled_from((1, 1, 1, 2, 4)))
-    c, k = groups * draw(st.integers(0, 4)), groups * draw(st.integers(1, 4))
-    sizes = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
-    taps = draw(st.lists(st.sampled_from((1, 1, 2, 3)), min_size=rank, max_size=rank))
-    are_patches = draw(st.sampled_from((False, False, True)))  # side by side: read as products
+    rank, groups = draw(_ranks), draw(_groups)
+    c, k = groups * draw(_few), groups * draw(_some)
+    sizes, taps = draw(_rows[rank]), draw(_filters[rank])
+    are_patches = draw(_thirds)  # side by side: read as products
     if are_patches:
         sizes = [size % 3 * count or count for size, count in zip(sizes, taps, strict=True)]
-    kind = draw(st.sampled_from((*HALVES, torch.float64)))
-    batch = draw(st.sampled_from([(1,), (2,), (2,), (0,), ()]))
-    x = draw(recipes(st.just((*batch, c, *sizes)), kinds=(kind,)))
-    w = draw(recipes(st.just((k, c // groups, *taps)), kinds=(kind,)))
-    bias = draw(st.none() | recipes(st.sampled_from([(k,), (k,), (k + 1,)]), kinds=(kind,)))
-    number = st.sampled_from((1, 1, 1, 2, 3, 0, -1))
+    kind = draw(_halves)
+    x = stored(draw, (*draw(_images), c, *sizes), kind)
+    w = stored(draw, (k, c // groups, *taps), kind)
+    length = (None, None, None, k, k, k + 1)[draw(_right)]
+    bias = None if length is None else stored(draw, (length,), kind)
+    given = draw(_other_groups)
     layer: dict[str, Any] = {
-        "stride": draw(number | st.lists(st.integers(1, 3), min_size=rank, max_size=rank)),
-        "padding": draw(st.sampled_from((0, 0, 1, 2, -1, 2**40, "same", "valid", "full"))),
-        "dilation": draw(number),
-        "groups": draw(st.sampled_from((groups, groups, groups, groups, 3, 0))),
+        "stride": draw(_steps[rank]),
+        "padding": draw(_paddings),
+        "dilation": draw(_numbers),
+        "groups": groups if given is None else given,
     }
     if are_patches:
         layer |= {"stride": tuple(taps), "padding": 0}
@@ -277,11 +296,16 @@ def array(recipe: Recipe) -> Any:
     return made
 
 
+_products, _convolutions = products(), convolutions()
+_array_kinds = st.sampled_from((torch.float32, torch.float32, torch.float16, torch.int8))
+_places = st.sampled_from(ARRAYS)
+
+
 @st.composite
 def arrays(draw: Any) -> tuple[Recipe, Recipe]:
-    a, b = draw(products())
-    kind = draw(st.sampled_from((torch.float32, torch.float32, torch.float16, torch.int8)))
-    return tuple(replace(r, kind=kind, storage=draw(st.sampled_from(ARRAYS))) for r in (a, b))  # type: ignore[return-value]
+    a, b = draw(_products)
+    kind = draw(_array_kinds)
+    return tuple(replace(r, kind=kind, storage=draw(_places)) for r in (a, b))  # type: ignore[return-value]
 
 
 @fuzz(150, pair=arrays(), out=st.sampled_from((None, None, *ARRAYS)))
@@ -308,12 +332,15 @@ def test_products_of_arrays(pair: tuple[Recipe, Recipe], out: str | None) -> Non
         assert np.array_equal(found, wanted.astype(kind)), (found, wanted)
 
 
+_float_kinds = st.sampled_from((torch.float32, torch.float32, torch.float16))
+_image_places = st.sampled_from((*ARRAYS, "last", "last"))
+
+
 @st.composite
 def convolved_arrays(draw: Any) -> tuple[int, Recipe, Recipe, dict[str, Any]]:
-    rank, x, w, _, layer = draw(convolutions())
-    kind = draw(st.sampled_from((torch.float32, torch.float32, torch.float16)))
-    places = st.sampled_from((*ARRAYS, "last", "last"))
-    one, two = (replace(recipe, kind=kind, storage=draw(places)) for recipe in (x, w))
+    rank, x, w, _, layer = draw(_convolutions)
+    kind = draw(_float_kinds)
+    one, two = (replace(recipe, kind=kind, storage=draw(_image_places)) for recipe in (x, w))
     return rank, one, two, layer
 
 

@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 import typer
 from fuzzing import fuzz
+from hypothesis import example
 from hypothesis import strategies as st
 from spoiling import HOSTILE
 
@@ -24,6 +25,7 @@ from tilewise.cli import main
 from tilewise.cli.app import app
 from tilewise.engines import toolchain
 from tilewise.engines.toolchain import find_compiler
+from tilewise.export import cases
 
 LEFT_OUT = {"demo", "doctor", "problems capture"}
 """These run kernels, or programs that they are given."""
@@ -72,15 +74,23 @@ VALUES = (
 words = st.sampled_from(FILES) | st.sampled_from(VALUES)
 
 
+_verbs_with_options = st.sampled_from(
+    [
+        (verb, st.lists(st.sampled_from(options or ["--help"]), max_size=5, unique=True))
+        for verb, options in VERBS
+    ]
+)
+_sixth, _words = st.integers(0, 5), st.lists(words, max_size=5)
+
+
 @st.composite
 def lines(draw: st.DrawFn) -> list[str]:
     """A verb with some of its own options and some words."""
-    verb, options = draw(st.sampled_from(VERBS))
+    verb, options = draw(_verbs_with_options)
     given: list[str] = [*verb]
-    for option in draw(st.lists(st.sampled_from(options or ["--help"]), max_size=5, unique=True)):
-        given += [option, draw(words)] if draw(st.integers(0, 5)) else [option]
-    given += draw(st.lists(words, max_size=5))
-    return given
+    for option in draw(options):
+        given += [option, draw(words)] if draw(_sixth) else [option]
+    return given + draw(_words)
 
 
 def likely() -> st.SearchStrategy[list[str]]:
@@ -146,6 +156,7 @@ def folder(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         mock.patch.object(subprocess.Popen, "__init__", side_effect=refused),
         mock.patch.object(subprocess.Popen, "__del__", lambda self: None),
         mock.patch("os.fork", side_effect=refused),
+        mock.patch.object(cases, "EXAMPLES", 300),  # of problems that an export looks at
         mock.patch("typer.main.get_command", return_value=COMMAND),  # made once, not for every line
     ):
         os.chdir(place)
@@ -177,7 +188,8 @@ def ends_well(line: list[str]) -> None:
         main()
     assert ended.value.code in (0, 1, 2), errors.getvalue()
     assert "Traceback" not in errors.getvalue()
-    assert ended.value.code != 2 or errors.getvalue().startswith("tilewise: ")
+    # A group of commands alone shows which there are.
+    assert ended.value.code != 2 or errors.getvalue().startswith(("tilewise: ", "Usage: "))
 
 
 @fuzz(120, line=lines())
@@ -186,6 +198,7 @@ def test_any_words(folder: Path, material: Path, line: list[str]) -> None:
     ends_well(line)
 
 
+@example(line=["data"])
 @fuzz(80, line=likely())
 def test_sound_lines_with_a_word_changed(folder: Path, material: Path, line: list[str]) -> None:
     laid_out(folder, material)

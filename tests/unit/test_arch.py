@@ -6,9 +6,11 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import tilewise as tw
 from tilewise.core.arch import Arch, devices, known_archs, load_arch, parse_arch, sources
 from tilewise.engines.device import CORE_GB_S, detect, detect_cpu, gpu_arch, why_no_gpu
 from tilewise.errors import ArchError
@@ -306,3 +308,9 @@ def test_detect_finds_this_machine() -> None:
     assert detect().kind == ("cpu" if why_no_gpu() else "gpu")
     with pytest.raises(ArchError, match="tpu"):
         detect("tpu")
+
+
+@pytest.mark.parametrize("arch", [3, b"sm_90", ["sm_90"]])
+def test_what_names_no_architecture_is_refused(arch: Any) -> None:
+    with pytest.raises(ArchError, match="pass its name or an Arch"):
+        tw.select(tw.GemmProblem(m=8, n=8, k=8), arch=arch)

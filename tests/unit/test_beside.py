@@ -79,6 +79,11 @@ def test_a_layer_is_in_one_fold_in_every_direction() -> None:
     assert (fold[:20] == fold[20:]).all()
 
 
+def test_an_op_does_not_stand_beside_itself() -> None:
+    with pytest.raises(InputError, match="conv_fwd is what is learned"):
+        from_stores([STORES / "conv_fwd"], op="conv_fwd", arch=H200, beside=OPS)
+
+
 def test_only_ops_of_the_same_features_stand_beside_another() -> None:
     stores = [STORES / "conv_fwd", STORES / "gemm_odd"]
     with pytest.raises(InputError, match="gemm is described by other features than conv_fwd"):

@@ -21,6 +21,13 @@ _SIGNS = (
     *("wrote no library", "was damaged while it was written", "error trying to exec"),
     *("unable to execute command", "cannot find -l", "cannot find crt", "virtual memory exhausted"),
     r"(Killed|Terminated|Hangup) signal terminated program",
+    *(
+        r"internal compiler error: (Killed|Terminated|Hangup)",
+        r"failed with error code -(9|15|1)\b",
+    ),
+    *("error while loading shared libraries", "cannot execute '", "Cannot create temporary file"),
+    # What a compiler, not a kernel, had no memory or processes for.
+    *(r"(cc1plus|lto1|ld|as): out of memory", "Resource temporarily unavailable"),
     # Processes that somebody else ended.
     r"killed by SIG(KILL|TERM|HUP|QUIT)",
     # How versions before 0.2 recorded any worker that was killed.

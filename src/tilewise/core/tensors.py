@@ -102,7 +102,7 @@ def _view_tensor(tensor: Any) -> TensorView:
     if name is None:
         spelled = str(tensor.dtype).removeprefix("torch.")
         name = _torch_names[tensor.dtype] = _FNUZ.get(spelled) or _known(spelled)
-    if tensor.layout is not _strided():
+    if not is_strided(tensor):
         raise TensorError(f"a {tensor.layout} tensor is not dense; convert it first")
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
@@ -160,6 +160,11 @@ def _is_fnuz(index: int | None) -> bool:
 
     name = amd_name(torch.cuda.get_device_properties(index))
     return name in known_archs() and load_arch(name).has("fp8_fnuz")
+
+
+def is_strided(tensor: Any) -> bool:
+    """Whether a PyTorch tensor's elements lie at strides, unlike a sparse one's."""
+    return tensor.layout is _strided()
 
 
 @cache

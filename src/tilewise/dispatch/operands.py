@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import TensorView, empty, is_torch, require_memory, stored_copy, view
+from tilewise.core.tensors import (
+    TensorView,
+    empty,
+    is_strided,
+    is_torch,
+    require_memory,
+    stored_copy,
+    view,
+)
 from tilewise.errors import TensorError
 from tilewise.ops.contract import Op
 
@@ -150,6 +158,10 @@ def check_memory(out: Any, operands: Mapping[str, Any]) -> None:
             raise TensorError(
                 "out requires a gradient or is lazily negated or conjugated; pass a plain one"
             )
+        if out.is_inference() and not _is_inference_mode():
+            raise TensorError(
+                "out was made in inference mode, and is written outside of it; pass a clone of it"
+            )
         require_memory(out)
     elif not out.flags.writeable:
         raise TensorError("out is read-only; pass a writable array")
@@ -158,6 +170,12 @@ def check_memory(out: Any, operands: Mapping[str, Any]) -> None:
     for name, operand in operands.items():
         if operand is not None and _share_memory(out, operand):
             raise TensorError(f"out shares memory with {name}; pass a tensor of its own")
+
+
+def _is_inference_mode() -> bool:
+    import torch
+
+    return torch.is_inference_mode_enabled()
 
 
 def _itemsize(tensor: Any) -> int:
@@ -182,9 +200,14 @@ def _span(tensor: Any) -> tuple[int, int]:
     return at + sum(min(0, r) for r in reach), at + sum(max(0, r) for r in reach) + size
 
 
+def _spans(tensor: Any) -> bool:
+    """Whether a PyTorch tensor has one address: meta tensors have none, sparse ones several."""
+    return not tensor.is_meta and is_strided(tensor)
+
+
 def _share_memory(a: Any, b: Any) -> bool:
     """Whether the spans of two tensors overlap; interleaved views count as sharing."""
-    if is_torch(a) and is_torch(b) and a.device != b.device:
+    if is_torch(a) and is_torch(b) and (a.device != b.device or not _spans(a) or not _spans(b)):
         return False
     (a_low, a_high), (b_low, b_high) = _span(a), _span(b)
     return a_low < b_high and b_low < a_high

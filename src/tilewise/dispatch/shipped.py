@@ -14,6 +14,7 @@ from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.operands import prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
+from tilewise.ops.conv.infer import are_fixed
 from tilewise.ops.conv.infer import infer as infer_conv
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.infer import infer
@@ -50,13 +51,14 @@ def convolve_arrays(
     try:
         call = CALLS.get(key)
     except TypeError:  # a list of strides, say
-        key, call = None, None
+        call = None
     if call is not None:
         return call(out, x, w)
     if x.ndim != rank + 2:
         raise TensorError(f"x has shape {x.shape}; conv{rank}d takes {rank + 2} dimensions")
     problem = infer_conv(x, w, **layer)
-    result = None if key is None else _first(key, problem, x, w, out, deterministic)
+    are_numbers = are_fixed(*layer.values())
+    result = _first(key, problem, x, w, out, deterministic) if are_numbers else None
     if result is None:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
     return result

@@ -74,6 +74,8 @@ def resolve_arch(arch: str | Arch | None) -> Arch:
     """An architecture by its name (`sm_90`, `sm_90:H200`), as a value, or the live device's."""
     if arch is None:
         return detect()
+    if not isinstance(arch, str | Arch):
+        raise ArchError(f"{arch!r:.60} is no architecture; pass its name or an Arch")
     return load_arch(arch) if isinstance(arch, str) else arch
 
 

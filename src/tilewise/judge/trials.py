@@ -12,6 +12,7 @@ from tilewise.dispatch import default_dispatcher
 from tilewise.dispatch.reshaping import reshaped_for
 from tilewise.engines import engines_for, get_engine
 from tilewise.engines.device import detect
+from tilewise.errors import InputError
 from tilewise.ops.contract import get_op
 from tilewise.selection.measured import Times
 from tilewise.sweep.bench import Bench
@@ -29,6 +30,8 @@ def tune_problems(
     on_done: Callable[[Problem, dict[str, float]], None] = lambda problem, times: None,
 ) -> Times:
     """Times for every problem that some kernel served rightly."""
+    if not isinstance(top, int) or top < 1:
+        raise InputError(f"top is {top!r}; time at least 1 kernel for each problem")
     as_arch(detect(arch.kind), arch.name)  # raises where the device here is another
     bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), problems)
     found: Times = {}

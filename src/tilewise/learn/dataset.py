@@ -252,6 +252,8 @@ def _build(
     dtype: str,
     beside: Sequence[str] = (),
 ) -> Dataset:
+    if op in beside:
+        raise InputError(f"{op} is what is learned; name other ops to learn beside it")
     name = arch.name if isinstance(arch, Arch) else arch
     for column_name, wanted in (("dtype", dtype), ("arch", name)):
         rows = [r for r in rows if not wanted or r[column_name] == wanted]

@@ -20,7 +20,7 @@ from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.remembered import CALLS
 from tilewise.dispatch.shipped import has_product, product_of_any, run_conv
 from tilewise.errors import ProblemError, TensorError
-from tilewise.ops.conv.infer import Padding, Sizes, infer, settings
+from tilewise.ops.conv.infer import Padding, Sizes, are_fixed, infer, settings
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.fallback import (
@@ -348,6 +348,7 @@ def _convolve(
     assert layer is not None
     convolutions.check(rank, x, w, bias, None if is_compiling else residual, (*layer, groups))
     if not is_compiling and _is_plain(x, w, bias, residual):
+        key = key if are_fixed(*given) else None
         return _remembered(key, x, w, bias, residual, ((*layer, groups), deterministic, name))
     if name in ("gelu", "silu") and _is_grad_enabled():  # backward wants what was activated
         more = (*layer, groups, deterministic)

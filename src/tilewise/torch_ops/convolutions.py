@@ -22,6 +22,7 @@ from tilewise.ops.conv.infer import (
     check_addressable,
     check_groups,
     from_shapes,
+    layout_by,
     layout_of,
     misses_input,
 )
@@ -349,7 +350,7 @@ def torch_call(
         return _torch_forward(after, rest)
     # Only its sizes and strides count, but those do: with a stride of 0 PyTorch would take the
     # layer for one of contiguous tensors, and copy the others.
-    strides = dense_strides(size, layout_of(view(one)))
+    strides = dense_strides(size, layout_by(one.shape, one.stride(1)))
     is_data, backward = direction == "bwd_data", torch.ops.aten.convolution_backward.default
     wanted = [is_data, not is_data, False]
 

@@ -114,7 +114,7 @@ class Linear(nn.Linear):
     _tilewise_plain_class = nn.Linear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # PyTorch's name
-        if not _is_traced():
+        if not _is_traced() and isinstance(input, Tensor):
             key = _key(input)
             served = self.__dict__[SERVED].get(key) or _served(self, input, key)
             if served.is_ours:
@@ -124,7 +124,7 @@ class Linear(nn.Linear):
 
 def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
     """A layer's convolution where it is ours; edges other than zeros are padded first."""
-    if _is_traced():
+    if _is_traced() or not isinstance(x, Tensor):
         return None
     key = _key(x)
     served = layer.__dict__[SERVED].get(key) or _served(layer, x, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -100,8 +101,9 @@ def _once_each(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
         return (index(given),) * rank  # type: ignore[arg-type]  # a sequence is tried below
     except TypeError:
         pass
+    is_listed = isinstance(given, Sequence) or hasattr(given, "__array__")  # sets have no order
     try:
-        sizes = tuple(index(size) for size in given)  # type: ignore[union-attr]
+        sizes = tuple(index(size) for size in given) if is_listed else ()  # type: ignore[union-attr]
     except TypeError:
         sizes = ()
     if len(sizes) == 1:  # as PyTorch takes it
@@ -109,6 +111,18 @@ def _once_each(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     if len(sizes) != rank:
         raise ProblemError(f"{name} is {given!r}; pass one integer or {rank} of them")
     return sizes
+
+
+def are_fixed(*given: Any) -> bool:
+    """Whether settings are numbers and words, which stay what they are; a tensor's number may not.
+
+    Only calls with such settings can be found again by them.
+    """
+    return all(isinstance(one, Integral | str) or _is_fixed_tuple(one) for one in given)
+
+
+def _is_fixed_tuple(given: Any) -> bool:
+    return isinstance(given, tuple) and all(isinstance(one, Integral) for one in given)
 
 
 def _pads(
