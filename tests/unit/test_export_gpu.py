@@ -171,7 +171,7 @@ def test_drivers_are_asked_as_python_asks_them(
     # A GPU that loads none of the kernels: refused when the library is opened, or with a plan.
     stub.fail_loading(209)
     code = exported.call(
-        "tilewise_open", ctypes.byref(COptions()), ctypes.byref(opened := ctypes.c_void_p())
+        "tilewise_open", ctypes.byref(COptions(device=1)), ctypes.byref(opened := ctypes.c_void_p())
     )
     if arch.vendor == "amd":
         assert (code, opened.value) == (3, None)

@@ -266,7 +266,9 @@ tilewise_status tilewise_plan_kernel(tilewise_library *library, const tilewise_p
   });
 }
 
-tilewise_plan_facts tilewise_facts(const tilewise_plan *plan) { return plan ? plan->facts : tilewise_plan_facts{}; }
+tilewise_plan_facts tilewise_facts(const tilewise_plan *plan) {
+  return plan ? plan->facts : tilewise_plan_facts{-1, -1, "", 0, 0, 0};
+}
 
 tilewise_plan *tilewise_keep(tilewise_plan *plan) {
   if (plan) plan->holders.fetch_add(1, std::memory_order_relaxed);
