@@ -218,7 +218,7 @@ def _op_struct(export: OpExport) -> str:
 def _seen(export: OpExport) -> Iterator[tuple[Kernel, Case, Examples]]:
     """Every kernel with every case, and problems of both."""
     known: dict[frozenset[int], list[Examples]] = {}
-    everything = _examples(export, frozenset(range(len(export.layers or ()))))
+    everything = examples_of(export, frozenset(range(len(export.layers or ()))))
     for case, some in zip(export.cases, everything, strict=True):
         if not some.count:
             raise InputError(
@@ -227,12 +227,12 @@ def _seen(export: OpExport) -> Iterator[tuple[Kernel, Case, Examples]]:
     for kernel in export.kernels:
         served = export.layers_of(kernel)
         if served not in known:
-            known[served] = _examples(export, served)
+            known[served] = examples_of(export, served)
         for case, some in zip(export.cases, known[served], strict=True):
             yield kernel, case, some
 
 
-def _examples(export: OpExport, served: frozenset[int]) -> list[Examples]:
+def examples_of(export: OpExport, served: frozenset[int]) -> list[Examples]:
     """Of each case, problems of these layers; of all drawn ones where there are no layers."""
     layers = export.layers and [export.layers[at] for at in sorted(served)]
     return [examples(case, export.where, layers) for case in export.cases]
