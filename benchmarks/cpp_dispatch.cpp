@@ -130,8 +130,9 @@ int main() {
     const auto settle = [&] { cudaStreamSynchronize(stream); };
     const auto nothing = [] {};
     // New problems: another M each time, past the first so that none is remembered.
+    tilewise::GemmProblem next = problem;
     const double fresh = median_us(
-        [&, next = problem](int at) mutable {
+        [&](int at) {
           next.m = 128 + at;
           must(bool(library->plan(next)), "a plan");
         },

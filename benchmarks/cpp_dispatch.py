@@ -128,7 +128,7 @@ def main() -> int:
         found((*HEADERS, *LIBRARIES))
     except FileNotFoundError as error:
         print(f"cpp_dispatch cannot be built: {error}")
-        return 0
+        return 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = (given.library or Path(scratch, "library")).resolve()
         names = kept(folder, given)

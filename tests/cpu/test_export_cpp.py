@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from exported import Exported, built
+from stand_in import one_of_each
 
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
@@ -26,20 +28,16 @@ from tilewise.ops.contract import get_op
 from tilewise.selection.selector import Selector
 
 COUNT = 1000
-FILTERS = {
-    "gemm": 'family == "gemv" and nr <= 8 or family == "splitk" and split_k == 4 or mr == 8 '
-    'or family == "unpacked" and mr == 6',
-    "conv_fwd": "mr == 6",
-}
+OPS = ("gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight")
+TRAITS = ("family", "access", "layout", "split", "vector")
 
 
 @pytest.fixture(scope="module")
 def exports() -> list[OpExport]:
+    """One kernel of each family and way to read, cut and share the work."""
     arch = load_arch("x86_avx512")
-    return [
-        prepared(Wanted(op=op, arch=arch, dtypes=("fp32",), expression=expression))
-        for op, expression in FILTERS.items()
-    ]
+    found = [prepared(Wanted(op=op, arch=arch, dtypes=("fp32",))) for op in OPS]
+    return [replace(one, kernels=tuple(one_of_each(one.kernels, *TRAITS))) for one in found]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def problems(op: str, count: int, most_bytes: float = float("inf")) -> list[Prob
     return list(found)
 
 
-@pytest.mark.parametrize("op", list(FILTERS))
+@pytest.mark.parametrize("op", OPS)
 def test_choices_are_python_s(library: Exported, exports: list[OpExport], op: str) -> None:
     export = next(one for one in exports if one.op.name == op)
     selector = Selector(export.model, export.kernels, export.arch)
@@ -82,7 +80,7 @@ def test_choices_are_python_s(library: Exported, exports: list[OpExport], op: st
         np.testing.assert_allclose(times, [r.predicted_us for r in usable], rtol=1e-12)
 
 
-@pytest.mark.parametrize("op", list(FILTERS))
+@pytest.mark.parametrize("op", OPS)
 def test_rules_say_what_python_s_say(library: Exported, exports: list[OpExport], op: str) -> None:
     export = next(one for one in exports if one.op.name == op)
     for problem in problems(op, 200):
@@ -91,7 +89,7 @@ def test_rules_say_what_python_s_say(library: Exported, exports: list[OpExport],
             assert library.why_unusable(problem, at) == theirs
 
 
-@pytest.mark.parametrize("op", list(FILTERS))
+@pytest.mark.parametrize("op", OPS)
 def test_results_are_right(library: Exported, exports: list[OpExport], op: str) -> None:
     """Every kernel, on problems that it can serve; the chosen one on all of them."""
     export = next(one for one in exports if one.op.name == op)

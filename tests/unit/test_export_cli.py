@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ BAD = {
     "no field": ((*USUAL, "--where", "zz > 1"), "unknown field"),
     "no problem": ((*USUAL, "--where", "m < 0"), "is left by --where"),
     "no layout": ((*USUAL, "--layout", "abc"), "gemm has rcr"),
+    "no such op there": ((*USUAL, "--layout", "conv_fwd:nhwc"), "--op names gemm"),
     "no result": ((*USUAL, "--out-dtype", "int32"), "can give"),
     "too many objects": (
         ("--op", "gemm", "--arch", "sm_90", "--dtype", "bf16", "--layout", "rcr"),
@@ -78,3 +80,33 @@ def test_top_keeps_kernels_that_win_and_tells_the_loss(tmp_path: Path) -> None:
     assert all_of["mean"] == all_of["worst"] == all_of["unserved"] == 0
     written = sum(p.stat().st_size for p in (tmp_path / "top1").rglob("*") if p.is_file())
     assert found[1]["total_bytes"] == written
+
+
+def test_options_may_name_the_op_that_they_are_for(tmp_path: Path) -> None:
+    """One file with problems of both ops, too; a line that is none of either is told."""
+    problems, out = tmp_path / "mixed.jsonl", tmp_path / "both"
+    lines = (
+        {"op": "gemm", "M": 64, "N": 64, "K": 64},
+        {"op": "conv_fwd", "N": 1, "C": 16, "K": 16, "Hi": 8, "Wi": 8, "Y": 3, "X": 3},
+        {"op": "conv_fwd", "N": 1, "C": 17, "K": 16, "G": 16, "Hi": 8, "Wi": 8, "Y": 3, "X": 3},
+    )
+    problems.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    given = [*USUAL, "--op", "conv_fwd", "--top", "2", "--problems", str(problems)]
+    given += ["--layout", "gemm:rcr", "--where", "gemm: batch == 1", "--where", "gemm: k < 512"]
+    ran = CliRunner().invoke(app, ["export-cpp", str(out), *given])
+    assert ran.exit_code == 0, ran.output
+    assert "C is 17, which 16 groups (G) do not divide" in ran.stderr
+    assert "line 2" not in ran.stderr
+    rules = (out / "src" / "gemm_rules.cpp").read_text()
+    assert "exported for problems with (batch == 1) and (k < 512)" in rules
+    assert "exported for problems with" not in (out / "src" / "conv_fwd_rules.cpp").read_text()
+    assert "gemm: words dtype, out_dtype, layout (rcr, rrr, crr, ccr)" in header(out)
+
+
+def header(folder: Path) -> str:
+    """The C interface, which C takes without a warning."""
+    path = folder / "include" / "tilewise.h"
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+    source = ["-fsyntax-only", "-x", "c", "-include", str(path), "/dev/null"]
+    subprocess.run(["cc", *strict, *source], check=True)
+    return path.read_text()

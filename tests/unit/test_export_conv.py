@@ -17,6 +17,7 @@ from tilewise.core.arch import load_arch
 from tilewise.core.problem import Problem
 from tilewise.errors import ProblemError
 from tilewise.export import gpu
+from tilewise.export.example import example_problem
 from tilewise.export.library import Wanted, narrowed, prepared
 from tilewise.export.rules import OpExport
 from tilewise.export.top import for_layers
@@ -157,6 +158,13 @@ def test_every_family_serves(shown: Shown) -> None:
         assert 4 in kinds["im2col"], "a step for each parity"
     if shown.export.op.name == "conv_bwd_weight":
         assert {2, 3} <= kinds["im2col"] | kinds["rows"], "slices, and atomics that are cleared"
+
+
+def test_the_example_is_of_a_layer_that_is_served(shown: Shown) -> None:
+    case, problem, runs = example_problem(shown.export)
+    assert case.holds(fields_of(problem))
+    assert shown.library.rank(problem)
+    assert len(runs) >= 1
 
 
 def test_other_layers_are_refused_with_what_is_exported(shown: Shown) -> None:

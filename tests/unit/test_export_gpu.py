@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from driver_stub import STREAM, Stub, install
 from exported import COptions, Exported, built
@@ -29,6 +30,7 @@ from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.launch import Step
 from tilewise.selection.models import load_models
+from tilewise.selection.selector import Selector
 
 COUNT = 1000
 ARCH = load_arch("sm_90:H200")
@@ -79,6 +81,25 @@ def problems(export: OpExport, count: int) -> list[tuple[int, Problem]]:
 
 def test_launches_are_python_s(shown: tuple[OpExport, Path, gpu.Objects]) -> None:
     check_launches(*shown, problems(shown[0], COUNT))
+
+
+def test_choices_are_python_s(shown: tuple[OpExport, Path, gpu.Objects]) -> None:
+    """The same order of what can serve, but for ways that no example took."""
+    export, program, _ = shown
+    selector, library = (
+        Selector(export.model, export.kernels, ARCH),
+        Exported(program.parent, [export]),
+    )
+    why, tried = export.op.why_unusable, 0
+    for _, problem in problems(export, COUNT):
+        ours = library.rank(problem)
+        ranked = [r for r in selector.rank(problem) if why(r.kernel, problem, ARCH) is None]
+        names, theirs = [name for name, _ in ours], [r.kernel.name for r in ranked]
+        assert [name for name in theirs if name in names] == names
+        tried += names == theirs
+        times = {r.kernel.name: r.predicted_us for r in ranked}
+        np.testing.assert_allclose([us for _, us in ours], [times[name] for name in names])
+    assert tried >= 0.99 * COUNT
 
 
 def test_every_family_is_tried(shown: tuple[OpExport, Path, gpu.Objects]) -> None:
@@ -171,7 +192,7 @@ def test_drivers_are_asked_as_python_asks_them(
     # A GPU that loads none of the kernels: refused when the library is opened, or with a plan.
     stub.fail_loading(209)
     code = exported.call(
-        "tilewise_open", ctypes.byref(COptions()), ctypes.byref(opened := ctypes.c_void_p())
+        "tilewise_open", ctypes.byref(COptions(device=1)), ctypes.byref(opened := ctypes.c_void_p())
     )
     if arch.vendor == "amd":
         assert (code, opened.value) == (3, None)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.console import FilterOption, JsonFlag, emit, err, out
+from tilewise.cli.console import JsonFlag, emit, err, out
 from tilewise.cli.models import given_model
-from tilewise.errors import FileError
+from tilewise.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from tilewise.core.problem import Problem
@@ -31,10 +31,23 @@ OutDtypesOption = Annotated[
     typer.Option("--out-dtype", help="Of results (repeatable); by default the dtype's own."),
 ]
 LayoutsOption = Annotated[
-    list[str] | None, typer.Option("--layout", help="Only these layouts (repeatable).")
+    list[str] | None,
+    typer.Option("--layout", help="Only these layouts, as rcr or gemm:rcr (repeatable)."),
 ]
 WhereOption = Annotated[
-    str, typer.Option(help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'.")
+    list[str] | None,
+    typer.Option(
+        help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'; "
+        "'gemm: m < 512' asks it of one op (repeatable)."
+    ),
+]
+KernelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        help="Keep kernels for which this expression holds; 'gemm: split_k == 1' asks it of one "
+        "op (repeatable).",
+    ),
 ]
 MostKernelsOption = Annotated[
     int | None, typer.Option(min=1, help="At most this many kernels per op: the best ones.")
@@ -62,8 +75,8 @@ def export_cpp(
     dtype: DtypesOption,
     out_dtype: OutDtypesOption = None,
     layout: LayoutsOption = None,
-    expression: FilterOption = None,
-    where: WhereOption = "",
+    expression: KernelsOption = None,
+    where: WhereOption = None,
     top: MostKernelsOption = None,
     problems: LayersOption = None,
     model: OneModelOption = None,
@@ -80,20 +93,22 @@ def export_cpp(
 
     if folder.exists():
         raise FileError(f"{folder} exists already; name a new folder")
+    ops = tuple(dict.fromkeys(op))
+    given = _problems(problems, ops, dtype)
     wanted = [
         Wanted(
             op=name,
             arch=load_arch(arch),
             dtypes=tuple(dict.fromkeys(dtype)),
             out_dtypes=tuple(dict.fromkeys(out_dtype or ())),
-            layouts=tuple(dict.fromkeys(layout or ())),
-            expression=expression or "",
-            where=where,
-            problems=_problems(problems, name, dtype),
+            layouts=_own(layout, name, ops),
+            expression=_all_of(_own(expression, name, ops)),
+            where=_all_of(_own(where, name, ops)),
+            problems=given[name],
             top=top,
             model=None if model is None else given_model(model),
         )
-        for name in dict.fromkeys(op)
+        for name in ops
     ]
     exports, losses = _narrowed(wanted)
     written = write_library(
@@ -109,13 +124,44 @@ def export_cpp(
     return _tell(folder, written, losses)
 
 
-def _problems(path: Path | None, op: str, dtypes: Sequence[str]) -> tuple[Problem, ...]:
+def _own(said: Sequence[str] | None, op: str, ops: Sequence[str]) -> tuple[str, ...]:
+    """What an option says to an op; what stands before a colon names the op that is meant."""
+    found: dict[str, None] = {}
+    for text in said or ():
+        meant, is_for_one, rest = text.rpartition(":")
+        if is_for_one and meant.strip() not in ops:
+            raise InputError(f"{text!r} is for {meant.strip()!r}; --op names {', '.join(ops)}")
+        if not is_for_one or meant.strip() == op:
+            found[rest.strip()] = None
+    return tuple(found)
+
+
+def _all_of(expressions: Sequence[str]) -> str:
+    """One expression of several."""
+    if len(expressions) < 2:
+        return "".join(expressions)
+    return " and ".join(f"({one})" for one in expressions)
+
+
+def _problems(
+    path: Path | None, ops: Sequence[str], dtypes: Sequence[str]
+) -> dict[str, tuple[Problem, ...]]:
+    """Every op's problems of a file; lines that are none of any op are told."""
     from tilewise.problems.files import read_problems
 
-    if path is None or not dtypes:
-        return ()
-    found = (read_problems(path, op, dtype=dtype).problems for dtype in dict.fromkeys(dtypes))
-    return tuple(dict.fromkeys(problem for some in found for problem in some))
+    if path is None:
+        return dict.fromkeys(ops, ())
+    read = {
+        op: [read_problems(path, op, dtype=dtype) for dtype in dict.fromkeys(dtypes)] for op in ops
+    }
+    bad = [{line.number: line for line in one.bad_lines} for own in read.values() for one in own]
+    useless = set.intersection(*map(set, bad)) if bad else set()
+    for said in dict.fromkeys(str(own[at]) for at in sorted(useless) for own in bad):
+        err.print(f"{path}, {said}", soft_wrap=True, markup=False, highlight=False)
+    return {
+        op: tuple(dict.fromkeys(problem for one in own for problem in one.problems))
+        for op, own in read.items()
+    }
 
 
 def _narrowed(wanted: Sequence[Wanted]) -> tuple[list[OpExport], dict[str, Loss]]:

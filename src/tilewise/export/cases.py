@@ -22,8 +22,9 @@ from tilewise.ops.contract import Op, get_op
 
 EXAMPLES = 24_000
 """Problems that show which ways through a launch there are; some ways are taken by few."""
-VARIANTS = 200
-"""Problems that a layer is seen at besides its own: other numbers and sizes of images."""
+VARIANTS, LAYER_EXAMPLES = 200, 4000
+"""Problems that a layer is seen at besides its own, other numbers and sizes of images: so many, and
+more where a kernel is for few layers."""
 Sizes = Mapping[str, int]
 
 
@@ -176,11 +177,11 @@ def _edge(rng: random.Random, size: int) -> int:
 def varied(case: Case, layers: Sequence[Sizes]) -> Iterator[Sizes]:
     """The layers of a case, as they are and with other images."""
     rng = random.Random(27)
-    launch = case.op.module("launch")
-    for sizes in filter(case.holds, layers):
+    launch, own = case.op.module("launch"), list(filter(case.holds, layers))
+    for sizes in own:
         yield sizes
         open_names = [n for n in launch.VARIED if sizes[n] > 1 or n not in launch.EXTENTS]
-        for _ in range(VARIANTS):
+        for _ in range(max(VARIANTS, LAYER_EXAMPLES // len(own))):
             yield {**sizes, **{name: _edge(rng, sizes[name]) for name in open_names}}
 
 

@@ -19,6 +19,8 @@ from tilewise.export.rules import OpExport
 from tilewise.ops.contract import Op
 
 _NOT_STATIC = ("-shared",)
+_QUIET = "-Wno-sign-conversion -Wno-shadow"
+"""What Clang counts to -Wconversion, and to -Wshadow, of kernels as they were measured."""
 
 
 class CpuLaunches:
@@ -149,7 +151,7 @@ def cmake(exports: Sequence[OpExport]) -> str:
     lines = [
         f"add_library(tilewise_kernels STATIC\n  kernels/team.cpp\n  {sources})",
         "target_include_directories(tilewise_kernels PRIVATE kernels/include)",
-        f"target_compile_options(tilewise_kernels PRIVATE {flags})",
+        f"target_compile_options(tilewise_kernels PRIVATE {flags} {_QUIET})",
         "target_compile_features(tilewise_kernels PRIVATE cxx_std_17)",
     ]
     for isa, paths in by_isa.items():

@@ -1,9 +1,11 @@
-"""The C++ types of problems: one struct for each kind, with the fields that Python's has."""
+"""Problems in C and C++: one struct for each kind, with the fields that Python's has."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from textwrap import wrap
 
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.model import Model
@@ -43,6 +45,26 @@ def op_enum(exports: Sequence[OpExport]) -> str:
     return ", ".join(f"TILEWISE_{export.name.upper()} = {at}" for at, export in enumerate(exports))
 
 
+def op_fields(exports: Sequence[OpExport]) -> str:
+    """What the numbers of a problem mean in C, as lines of a comment."""
+    lines = [f"dtypes: {', '.join(map(word, DTYPES))}"]
+    for export in exports:
+        named = []
+        for name in word_fields(export.op):
+            listed = (
+                "" if name in DTYPE_FIELDS else f" ({', '.join(map(word, export.words[name]))})"
+            )
+            named.append(f"{identifier(name)}{listed}")
+        sizes = ", ".join(map(identifier, size_fields(export.op)))
+        lines.append(f"{export.name}: words {', '.join(named)}; sizes {sizes}; {_tensors(export)}")
+    wrapped = (wrap(line, 96, subsequent_indent="  ") for line in lines)
+    return "".join(f"\n   {part}" for parts in wrapped for part in parts)
+
+
+def _tensors(export: OpExport) -> str:
+    return f"tensors {', '.join(map(identifier, export.op.operands))}, then the result"
+
+
 def problem_structs(exports: Sequence[OpExport]) -> str:
     """A struct for each kind of problem; ops of one kind differ in what they imply."""
     kinds: dict[type, list[OpExport]] = {}
@@ -75,8 +97,11 @@ def _struct(name: str, exports: Sequence[OpExport]) -> str:
         else:
             usual = "0" if f.default is MISSING else str(int(f.default))
             members.append(f"  int64_t {identifier(f.name)} = {usual};")
+    told = inspect.getdoc(op.problem) or ""
+    lines = [*told.replace("\\", "/").splitlines(), ""]
+    lines += [f"{export.name}: {_tensors(export)}." for export in exports]
     return f"""\
-// {(op.problem.__doc__ or "").strip().splitlines()[0]}
+{"".join(f"// {line}".rstrip() + chr(10) for line in lines)}\
 struct {identifier(name)} {{
 {"".join(enums)}{chr(10).join(members)}
 
@@ -93,7 +118,8 @@ def _conversion(op: Op, exports: Sequence[OpExport], implied: Sequence[str]) -> 
     if implied:
         ops = ", ".join(f"TILEWISE_{export.name.upper()}" for export in exports)
         lines.append(f"    constexpr int32_t ops[] = {{{ops}}};")
-        lines.append(f"    made.op = ops[static_cast<int>({identifier(implied[0])})];")
+        lines.append(f"    const auto which = static_cast<size_t>({identifier(implied[0])});")
+        lines.append(f"    made.op = which < {len(exports)} ? ops[which] : TILEWISE_OPS;")
     else:
         lines.append(f"    made.op = TILEWISE_{exports[0].name.upper()};")
     for at, name in enumerate(word_fields(op)):

@@ -22,7 +22,7 @@ from tilewise.errors import FileError, InputError
 from tilewise.export import cpu, gpu
 from tilewise.export.cases import Case, cases, known_names, parse_where
 from tilewise.export.example import example_texts
-from tilewise.export.front import dtype_enum, op_enum, problem_structs, words_of
+from tilewise.export.front import dtype_enum, op_enum, op_fields, problem_structs, words_of
 from tilewise.export.gpu import Compiling
 from tilewise.export.ranking import Blob
 from tilewise.export.rules import OpExport, op_sources
@@ -269,6 +269,7 @@ def _runtime(parts: Parts, exports: Sequence[OpExport], objects: Sequence[str]) 
     parts.filled |= {
         "FACTS": comment(parts.facts),
         "OP_ENUM": op_enum(exports),
+        "OP_FIELDS": op_fields(exports),
         "DTYPES": dtype_enum(),
         "PROBLEMS": problem_structs(exports),
         "BACKEND": backend,

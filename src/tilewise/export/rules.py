@@ -35,10 +35,12 @@ from tilewise.ops.contract import Op
 RULE = "const int64_t *p, const int64_t *c, const double *f, Text *why"
 LAUNCH = f"{RULE}, Launch *made"
 RANKING = "const int64_t *p, const int32_t *w, int32_t *order, double *us"
-_INCLUDES = (
-    *("<immintrin.h>", "<algorithm>", "<cmath>", "<cstdint>", "<cstring>", "<numeric>"),
-    '"internal.hpp"',
-)
+_RANKING_NEEDS = """\
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#include <algorithm>
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def op_sources(export: OpExport, launches: Launches, blob: Blob, facts: str) -> 
     launch_rows = [launched.add(tree, leaf) for tree, leaf in followed]
     name, described = export.name, f"of {len(export.kernels)} kernels of {export.op.name}"
     ranking = [
-        _head(facts, f"Ranking {described}."),
+        _head(facts, f"Ranking {described}.") + _RANKING_NEEDS,
         f'extern "C" const unsigned char tilewise_data_{name}[];\n',
         "namespace tilewise::detail {\nnamespace {\n",
         _numbering(export),
@@ -197,8 +199,7 @@ def op_sources(export: OpExport, launches: Launches, blob: Blob, facts: str) -> 
 
 
 def _head(facts: str, what: str) -> str:
-    included = "".join(f"#include {name}\n" for name in _INCLUDES)
-    return f"// {comment(facts)}\n// {what}\n{included}"
+    return f'// {comment(facts)}\n// {what}\n#include "internal.hpp"\n'
 
 
 def _op_struct(export: OpExport) -> str:
@@ -217,7 +218,7 @@ def _op_struct(export: OpExport) -> str:
 def _seen(export: OpExport) -> Iterator[tuple[Kernel, Case, Examples]]:
     """Every kernel with every case, and problems of both."""
     known: dict[frozenset[int], list[Examples]] = {}
-    everything = _examples(export, frozenset(range(len(export.layers or ()))))
+    everything = examples_of(export, frozenset(range(len(export.layers or ()))))
     for case, some in zip(export.cases, everything, strict=True):
         if not some.count:
             raise InputError(
@@ -226,12 +227,12 @@ def _seen(export: OpExport) -> Iterator[tuple[Kernel, Case, Examples]]:
     for kernel in export.kernels:
         served = export.layers_of(kernel)
         if served not in known:
-            known[served] = _examples(export, served)
+            known[served] = examples_of(export, served)
         for case, some in zip(export.cases, known[served], strict=True):
             yield kernel, case, some
 
 
-def _examples(export: OpExport, served: frozenset[int]) -> list[Examples]:
+def examples_of(export: OpExport, served: frozenset[int]) -> list[Examples]:
     """Of each case, problems of these layers; of all drawn ones where there are no layers."""
     layers = export.layers and [export.layers[at] for at in sorted(served)]
     return [examples(case, export.where, layers) for case in export.cases]

@@ -3,6 +3,8 @@
 // vendor's driver, which is opened when the library is. Nothing else is linked.
 #include <dlfcn.h>
 
+#include <initializer_list>
+#include <map>
 #include <mutex>
 
 #include "gpu_objects.hpp"
@@ -18,6 +20,8 @@ namespace {
 constexpr uint32_t kMostParameters = 256, kMostMaps = 16;
 constexpr size_t kMapBytes = 128, kRememberedMaps = 64;
 
+constexpr std::initializer_list<const char *> kCudaNames = {"libcuda.so.1", "libcuda.so"};
+constexpr std::initializer_list<const char *> kHipNames = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"};
 constexpr int kMajorAttribute = 75, kMinorAttribute = 76, kUnitsAttribute = 16;
 constexpr int kSharedSizeAttribute = 8, kClusterSizeAttribute = 14;
 constexpr int kPortableCluster = 8;
@@ -271,11 +275,18 @@ launching::Shape shape_of(const Step &step) {
 }  // namespace
 
 std::shared_ptr<Backend> open_backend(const tilewise_options &options, Text *why) {
+  // Kernels stay loaded: work may be under way when a library is closed, and who opens it again
+  // finds them. Never destroyed, as threads may outlive what a process destroys when it ends.
+  static auto &opened = *new std::map<int32_t, std::shared_ptr<Backend>>;
+  static std::mutex &lock = *new std::mutex;
+  const std::lock_guard<std::mutex> holding(lock);
+  const auto known = opened.find(options.device);
+  if (known != opened.end()) return known->second;
   auto made = std::make_shared<Backend>();
   made->device = options.device;
-  const char *names[] = {kIsCuda ? "libcuda.so.1" : "libamdhip64.so", kIsCuda ? "libcuda.so" : "libamdhip64.so.6"};
-  void *library = dlopen(names[0], RTLD_NOW | RTLD_LOCAL);
-  if (!library) library = dlopen(names[1], RTLD_NOW | RTLD_LOCAL);
+  void *library = nullptr;
+  for (const char *name : kIsCuda ? kCudaNames : kHipNames)
+    if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     refuse(why, kIsCuda ? "there is no libcuda.so.1 here, the driver of NVIDIA's GPUs"
                         : "there is no libamdhip64.so here, the driver of AMD's GPUs");
@@ -286,7 +297,7 @@ std::shared_ptr<Backend> open_backend(const tilewise_options &options, Text *why
     return nullptr;
   }
   if (!check_device(*made, why)) return nullptr;
-  return made;
+  return opened[options.device] = made;
 }
 
 std::shared_ptr<Ready> make_ready(const std::shared_ptr<Backend> &backend, int32_t, int32_t, Launch &launch,

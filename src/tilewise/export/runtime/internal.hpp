@@ -73,8 +73,9 @@ auto cheapest(int64_t first, int64_t last, const Of &cost_of) -> Cheapest<declty
   return best;
 }
 
+constexpr const char *kUnseen = "it was not exported for sizes like these";
 inline bool unseen(Text *why) {
-  if (why) why->put("it was not exported for sizes like these");
+  if (why) why->put(kUnseen);
   return false;
 }
 

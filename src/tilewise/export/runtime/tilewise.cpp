@@ -1,5 +1,6 @@
 // @FACTS@
 // The C interface: problems are checked, kernels chosen and plans remembered here.
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <new>
@@ -130,6 +131,22 @@ tilewise_status make_plan(tilewise_library &library, const tilewise_problem &pro
   return TILEWISE_OK;
 }
 
+// What the best ranked kernel would have needed, of those that have more to say than that their
+// rules were not exported for such a problem.
+void tell_why_none(const Op &op, const tilewise_problem &problem, int32_t which, const int32_t *order, Text &why) {
+  char said[256];
+  const auto is_told = [&](int32_t kernel) {
+    Text text{said, sizeof said};
+    is_usable(op, kernel, which, problem.sizes, &text);
+    return std::strcmp(said, kUnseen) != 0;
+  };
+  const int32_t *end = order + op.kernels, *told = std::find_if(order, end, is_told);
+  why.put("no kernel of the library can serve it; ");
+  why.put(op.kernel_names[told == end ? *order : *told]);
+  why.put(": ");
+  why.put(said);
+}
+
 // The best ranked kernel that can serve; where none can, what the best would have needed.
 tilewise_status choose(tilewise_library &library, const tilewise_problem &problem, int32_t which,
                        tilewise_plan **made, Text *why) {
@@ -140,13 +157,7 @@ tilewise_status choose(tilewise_library &library, const tilewise_problem &proble
     if (!is_usable(op, kernel, which, problem.sizes, nullptr)) continue;
     return make_plan(library, problem, which, kernel, order.us[static_cast<size_t>(at)], made, why);
   }
-  if (why) {
-    const int32_t first = order.kernels[0];
-    why->put("no kernel of the library can serve it; ");
-    why->put(op.kernel_names[first]);
-    why->put(": ");
-    is_usable(op, first, which, problem.sizes, why);
-  }
+  if (why) tell_why_none(op, problem, which, order.kernels.data(), *why);
   return TILEWISE_NO_KERNEL;
 }
 
@@ -266,7 +277,9 @@ tilewise_status tilewise_plan_kernel(tilewise_library *library, const tilewise_p
   });
 }
 
-tilewise_plan_facts tilewise_facts(const tilewise_plan *plan) { return plan ? plan->facts : tilewise_plan_facts{}; }
+tilewise_plan_facts tilewise_facts(const tilewise_plan *plan) {
+  return plan ? plan->facts : tilewise_plan_facts{-1, -1, "", 0, 0, 0};
+}
 
 tilewise_plan *tilewise_keep(tilewise_plan *plan) {
   if (plan) plan->holders.fetch_add(1, std::memory_order_relaxed);

@@ -21,15 +21,15 @@ typedef enum {
   TILEWISE_FAILED = 5       /* the driver or the kernel said so */
 } tilewise_status;
 
-/* Ops of this library. */
+/* Ops of this library. What their problems have, in order; words are told by number, from 0:@OP_FIELDS@ */
 enum { @OP_ENUM@, TILEWISE_OPS };
 
 enum { TILEWISE_MOST_WORDS = 4, TILEWISE_MOST_SIZES = 20 };
 
-/* What to compute; the C++ front has a type of its own for each op, with names for the fields. */
+/* What to compute; the C++ front has types that name the fields. */
 typedef struct {
   int32_t op;
-  int32_t words[TILEWISE_MOST_WORDS]; /* numbers of text fields, in the order of the front's enums */
+  int32_t words[TILEWISE_MOST_WORDS]; /* numbers of text fields */
   int32_t unused;
   int64_t sizes[TILEWISE_MOST_SIZES];
 } tilewise_problem;

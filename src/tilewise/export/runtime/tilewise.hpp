@@ -45,6 +45,8 @@ class [[nodiscard]] Result {
   const std::string &why() const { return status_.why(); }
   T &operator*() { return value_; }
   T *operator->() { return &value_; }
+  const T &operator*() const { return value_; }
+  const T *operator->() const { return &value_; }
 
  private:
   Status status_;
@@ -65,7 +67,8 @@ namespace detail {
 constexpr size_t kRoom = 512;
 template <class Call>
 Status told(const Call &call) {
-  char why[kRoom] = "";
+  char why[kRoom];
+  why[0] = 0;
   const tilewise_status code = call(why, kRoom);
   return code == TILEWISE_OK ? Status() : Status(code, why);
 }

@@ -21,7 +21,8 @@ class ConvProblem(Problem):
     """One convolution. Sizes are those of the forward input in every direction.
 
     `c` and `k` count the channels of all `g` groups. A 1-D convolution runs along `w` with
-    `h = y = 1`; a 2-D one has `d = z = 1`.
+    `h = y = 1`; a 2-D one has `d = z = 1`. Under nhwc activations lie as [n, d, h, w, channels] and
+    filters as [k, z, y, x, c / g], under nchw as [n, channels, d, h, w] and [k, c / g, z, y, x].
     """
 
     direction: str = "fwd"

@@ -17,7 +17,11 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GemmProblem(Problem):
-    """One matrix product. `split_k` above 1 asks for that many slices of the reduction."""
+    """One matrix product. `split_k` above 1 asks for that many slices of the reduction.
+
+    A is [m, k], B [k, n] and C [m, n], each with the batch in front where that is not 1. `layout`
+    says how they are stored, r row by row and c column by column: under rcr B lies as [n, k].
+    """
 
     m: int
     n: int

@@ -76,7 +76,7 @@ static int32_t walk(const tw_walk *w, const uint8_t *rows, int lane) {
     int at = w->node_start[tree + 1] > w->node_start[tree] ? 0 : -1;
     while (at >= 0) {
       const uint32_t node = nodes[at];
-      const bool is_left = rows[(node & 255) * TW_BLOCK + lane] <= (node >> 8 & 255);
+      const bool is_left = rows[(int)(node & 255) * TW_BLOCK + lane] <= (node >> 8 & 255);
       at = (int8_t)(is_left ? node >> 16 : node >> 24);
     }
     total += w->leaves[w->leaf_start[tree] + ~at];
