@@ -90,7 +90,7 @@ RECIPES = (
             beside=tuple(each for each in CONVOLUTIONS if each != op),
             params=replace(
                 UNSPARING,
-                base=False,
+                base=0,
                 calibrated=False,
                 trees=300,
                 leaves=31,
@@ -120,7 +120,7 @@ RECIPES = (
             op=op,
             params=replace(
                 UNSPARING,
-                base=False,
+                base=0,
                 calibrated=False,
                 trees=400,
                 leaves=31,

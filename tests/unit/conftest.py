@@ -70,7 +70,14 @@ def vendor_data() -> Any:
 @pytest.fixture(scope="session")
 def vendor_model(vendor_data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a forest that speaks of the vendor's library alone."""
-    return _trained(vendor_data, tmp_path_factory.mktemp("models") / "vendor")
+    return _trained(vendor_data, tmp_path_factory.mktemp("models") / "vendor", 120)
+
+
+@pytest.fixture(scope="session")
+def shared_model(vendor_data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose scores start from half of the analytic estimate."""
+    folder = tmp_path_factory.mktemp("models") / "shared"
+    return _trained(vendor_data, folder, base=0.5, calibrated=False)
 
 
 @pytest.fixture(scope="session")
@@ -103,13 +110,14 @@ def told_data(vendor_data: Any, told: Callable[[Any], dict[str, float]]) -> Any:
 @pytest.fixture(scope="session")
 def told_model(told_data: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that learned from what the library said."""
-    return _trained(told_data, tmp_path_factory.mktemp("models") / "told")
+    return _trained(told_data, tmp_path_factory.mktemp("models") / "told", 120)
 
 
-def _trained(data: Any, folder: Path) -> Path:
-    """A small model with a forest for the vendor's library."""
+def _trained(data: Any, folder: Path, vendor_trees: int = 0, **changes: Any) -> Path:
+    """A small model."""
     from tilewise.learn.params import Params
     from tilewise.learn.train import save, train
 
-    save(train(data, Params(trees=30, leaves=8, vendor_trees=120), fold_count=3), data, folder)
+    params = Params(trees=30, leaves=8, vendor_trees=vendor_trees, **changes)
+    save(train(data, params, fold_count=3), data, folder)
     return folder

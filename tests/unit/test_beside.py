@@ -46,7 +46,7 @@ def test_an_op_comes_alone_unless_others_are_asked_for() -> None:
 
 
 def test_what_stands_beside_teaches_and_is_never_judged(both: Dataset) -> None:
-    trained = train(both, Params(trees=8, leaves=8, base=False, patience=0), fold_count=3)
+    trained = train(both, Params(trees=8, leaves=8, base=0, patience=0), fold_count=3)
     own = both.is_own
     assert own.sum() == (~own).sum() == 24
     assert (trained.cross.fold[~own] == SEEN).all() and (trained.cross.fold[own] != SEEN).all()
@@ -59,15 +59,13 @@ def test_what_stands_beside_teaches_and_is_never_judged(both: Dataset) -> None:
 
 
 def test_a_model_need_not_know_calibrated_times(both: Dataset) -> None:
-    params = Params(trees=8, leaves=8, base=False, calibrated=False, patience=0)
+    params = Params(trees=8, leaves=8, base=0, calibrated=False, patience=0)
     model = train(both, params, fold_count=3).model
     assert "calibrated_us" not in model.features.helpers
     assert not model.calibration.kernels and not model.calibration.tiles
     assert model.calibration.engines  # which say what was measured
     assert model.manifest["params"]["calibrated"] is False
     assert "calibrated" not in Params().to_dict()  # as before it could be left out
-    with pytest.raises(InputError, match="use base=False with it"):
-        Params(calibrated=False)
 
 
 def test_a_layer_is_in_one_fold_in_every_direction() -> None:

@@ -49,7 +49,9 @@ def build(folder: Path, language: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.fixture(scope="module", params=["small_model", "vendor_model", "told_model"])
+@pytest.fixture(
+    scope="module", params=["small_model", "vendor_model", "told_model", "shared_model"]
+)
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Model, list[Kernel]]:
@@ -57,7 +59,7 @@ def exported(
     folder = tmp_path_factory.mktemp("header")
     model = load_model(request.getfixturevalue(request.param))
     kernels: list[Kernel] = synthetic_kernels("gemm", GFX950, 25)
-    if VENDOR in model.forests:
+    if VENDOR in model.forests or model.share == 0.5:
         kernels[7] = VendorKernel(op_name="gemm", library="torch")
     (folder / "small.h").write_text(export_c(model, kernels, GFX950, "small"))
     return folder, model, kernels

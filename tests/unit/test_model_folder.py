@@ -97,7 +97,7 @@ def test_a_newer_schema_is_refused(small_model: Path, tmp_path: Path) -> None:
     folder = copied(small_model, tmp_path / "m")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
-    with pytest.raises(ModelError, match=r"schema 99; this version reads up to 4\. Update"):
+    with pytest.raises(ModelError, match=r"schema 99; this version reads up to 5\. Update"):
         load_model(folder)
 
 

@@ -137,7 +137,7 @@ def test_mining_brings_rare_problems_nearer(small_data: Dataset) -> None:
     turned = rare[small_data.problem_index] & odd[small_data.kernel_index]
     data = replace(small_data, time_us=small_data.time_us * np.where(turned, 4.0, 1.0))
     trainer, everything = Trainer(data), np.ones(len(data), bool)
-    params = Params(trees=12, leaves=4, base=False, patience=0)
+    params = Params(trees=12, leaves=4, base=0, patience=0)
     truth = trainer.centred(-trainer.log_time, data.is_ok)
     own = rare[data.problem_index] & data.is_ok
     misses = []
@@ -160,7 +160,7 @@ def test_noise_stops_the_growth_early() -> None:
     arch = load_arch("gfx950")
     loud = synthetic("gemm", arch=arch, problems=40, kernels=12, noise=0.5, seed=3)
     everything = np.ones(len(loud), bool)
-    params = Params(trees=120, leaves=16, patience=10, base=False)
+    params = Params(trees=120, leaves=16, patience=10, base=0)
     stopped = Trainer(loud).fit(everything, params)
     assert stopped.rounds < 120
     assert stopped.forest.num_trees == stopped.rounds

@@ -83,6 +83,8 @@ class Calibration:
         return found
 
 
+CALIBRATED, ANALYTIC = BASES = ("calibrated_us", "analytic_us")
+"""Helpers that estimate times; scores may start from one."""
 VENDOR = "vendor"
 """The engine of a vendor's routines, and the forest that speaks of them alone."""
 VENDOR_TIE = 0.0225
@@ -153,7 +155,7 @@ class Model:
     """What training leaves behind.
 
     The score of a kernel is the forest `rank`, or `vendor` where that is there and the kernel is
-    the vendor's; where `has_base`, minus the logarithm of its calibrated time. `level` then turns
+    the vendor's, minus `share` of the logarithm of an estimate of its time. `level` then turns
     scores into times: 2 ** (level - score) microseconds.
     """
 
@@ -161,7 +163,9 @@ class Model:
     arch: str
     device: str = ""
     dtypes: tuple[str, ...]
-    has_base: bool
+    base: str
+    """The helper that estimates times, one of `BASES`; empty where scores start from nothing."""
+    share: float
     features: FeatureSet
     forests: Mapping[str, Forest]
     calibration: Calibration
@@ -228,9 +232,12 @@ class Model:
             is_vendor = self.features.evaluate(rows, ["is_vendor"])["is_vendor"] > 0
             if is_vendor.any():
                 score[is_vendor] = self.predict(VENDOR, rows.only(is_vendor))
-        if self.has_base:
-            score = score - log2(self.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
-        return score
+        return score - self.base_octaves(rows) if self.base else score
+
+    def base_octaves(self, rows: Rows) -> Array:
+        """The octaves that scores start from: a share of each estimated time."""
+        result: Array = self.share * log2(self.features.evaluate(rows, [self.base])[self.base])
+        return result
 
 
 def check_place(folder: Path) -> None:
@@ -292,8 +299,8 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     """
     numbers = Numbers()
     body = {
-        "schema": MODEL_SCHEMA,
-        "has_base": model.has_base,
+        "schema": _schema(model),
+        **_base_to_dict(model),
         "forests": {name: f.to_dict(numbers) for name, f in model.forests.items()},
         "calibration": model.calibration.to_dict(),
         "measured": model.measured.to_dict(numbers),
@@ -307,7 +314,33 @@ def save_model(model: Model, folder: Path, texts: Mapping[str, str], **extra: An
     files |= {f"{name}.json": as_json(value) for name, value in extra.items()}
     files[_METRICS] = as_json(dict(model.metrics))
     own = {"op": model.op, "arch": model.arch, "device": model.device}
-    seal(folder, files, {**model.manifest, **own, "dtypes": list(model.dtypes)})
+    manifest = {**model.manifest, **own, "dtypes": list(model.dtypes)}
+    seal(folder, files, manifest, _schema(model))
+
+
+def _schema(model: Model) -> int:
+    """The oldest that says all of a model: what need not be written anew stays as it is."""
+    return MODEL_SCHEMA if _has_own_base(model) else 4
+
+
+def _has_own_base(model: Model) -> bool:
+    """Whether scores start from other than nothing or calibrated times."""
+    return bool(model.base) and (model.base, model.share) != (CALIBRATED, 1.0)
+
+
+def _base_to_dict(model: Model) -> dict[str, Any]:
+    if _has_own_base(model):
+        return {"has_base": True, "base": model.base, "share": model.share}
+    return {"has_base": bool(model.base)}
+
+
+def _base_from_dict(body: Mapping[str, Any]) -> dict[str, Any]:
+    if not body["has_base"]:
+        return {"base": "", "share": 0.0}
+    base, share = body.get("base", CALIBRATED), float(body.get("share", 1.0))
+    if base not in BASES or not 0 < share <= 1:
+        raise ValueError(f"scores start from {share} of {str(base)[:60]!r}")
+    return {"base": base, "share": share}
 
 
 def _packed(data: bytes | bytearray) -> bytes:
@@ -338,7 +371,7 @@ def load_model(folder: Path | str) -> Model:
             arch=manifest["arch"],
             device=manifest.get("device", ""),
             dtypes=tuple(manifest["dtypes"]),
-            has_base=bool(body["has_base"]),
+            **_base_from_dict(body),
             features=FeatureSet.from_dict(sealed.json(_SPEC)),
             forests={name: Forest.from_dict(f, numbers) for name, f in body["forests"].items()},
             calibration=Calibration.from_dict(body["calibration"]),
@@ -358,7 +391,7 @@ def _check_parts(model: Model) -> None:
     """Raises where files are sound but of different models."""
     known = {*model.features.features, *model.features.helpers}
     used = {name for forest in model.forests.values() for name in forest.features}
-    used |= {"calibrated_us"} if model.has_base else set()
+    used |= {model.base} if model.base else set()
     used |= {"is_vendor"} if VENDOR in model.forests else set()
     foreign = sorted({*used, *model.measured.axes} - known)
     if foreign:
@@ -376,8 +409,8 @@ def _check_scopes(model: Model) -> None:
     for name in (*model.forests["level"].features, *model.measured.axes):
         if scopes[name] not in (ARCH, PROBLEM):
             raise ValueError(f"{name} depends on the kernel; a level and an axis may not")
-    if model.has_base and scopes["calibrated_us"] != MIXED:
-        raise ValueError("calibrated_us does not depend on both problem and kernel")
+    if model.base and scopes[model.base] != MIXED:
+        raise ValueError(f"{model.base} does not depend on both problem and kernel")
 
 
 def _check_figures(model: Model) -> None:

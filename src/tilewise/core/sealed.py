@@ -19,9 +19,10 @@ from tilewise.core.strict_json import loads
 from tilewise.errors import ModelError
 
 MANIFEST = "manifest.json"
-MODEL_SCHEMA = 4
+MODEL_SCHEMA = 5
 """1 had plain lists in place of packed numbers, 2 no forest of the vendor's, 3 its numbers in
-base64 among the rest; all are read."""
+base64 among the rest, 4 no share of an estimate; all are read, and 4 is written where it says all.
+"""
 MOST_BYTES = 256 * 2**20
 """Of a file, as it lies there."""
 _GZIP = zlib.MAX_WBITS | 16
@@ -84,14 +85,19 @@ SERVED = ("model.json.gz", "numbers.gz", "feature_spec.json", "metrics.json")
 """The files that serving reads, besides the manifest."""
 
 
-def seal(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+def seal(
+    folder: Path,
+    files: Mapping[str, bytes],
+    manifest: Mapping[str, Any],
+    schema: int = MODEL_SCHEMA,
+) -> None:
     """Writes files, then the manifest with the checksum of these and of every table there."""
     for name, data in files.items():
         (folder / name).write_bytes(data)
     seals = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     tables = sorted(folder.glob("*.parquet"))
     seals |= {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tables}
-    sealed = {**manifest, "schema": MODEL_SCHEMA, "files": dict(sorted(seals.items()))}
+    sealed = {**manifest, "schema": schema, "files": dict(sorted(seals.items()))}
     (folder / MANIFEST).write_bytes(as_json(sealed))
 
 

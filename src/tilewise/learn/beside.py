@@ -25,9 +25,11 @@ def level(
 
     data, names = trainer.data, trainer.problem_names
     ok = train & data.is_ok
-    times = trainer.calibrated(ok, start)[1] if params.has_base else np.ones(len(ok))
+    times = trainer.calibrated(ok, start)[1] if params.calibrated else np.ones(len(ok))
     count = np.bincount(data.problem_index, ok, len(data.problems))
-    mean = trainer.centres(trainer.log_time - log2(times), ok, params.centre)
+    mean = trainer.centres(
+        trainer.log_time - trainer.base_octaves(params, times), ok, params.centre
+    )
     first = np.unique(data.problem_index, return_index=True)[1]
     place = {name: i for i, name in enumerate(trainer.static_names)}
     matrix = trainer.static[first][:, [place[n] for n in names]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import ARCH, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
-from tilewise.core.model import VENDOR, Calibration
+from tilewise.core.model import ANALYTIC, VENDOR, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
 from tilewise.learn.dataset import Dataset, features_of
 from tilewise.learn.forests import Lesson, Mask, grow, grow_all, text_names, tree_count
@@ -50,7 +51,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A ranking learned from some rows: score = forest, minus log2 of the calibrated time."""
+    """A ranking learned from some rows: score = forest, minus what it starts from."""
 
     params: Params
     calibration: Calibration
@@ -131,6 +132,17 @@ class Trainer:
         if key not in self._calibrated:
             self._calibrated = {key: self._calibrate(train, start)}
         return self._calibrated[key]
+
+    def base_octaves(self, params: Params, calibrated: Array) -> Array:
+        """The octaves that the scores of all rows start from, given their calibrated times."""
+        if not params.share:
+            return np.zeros(len(self.data))
+        return params.share * log2(calibrated if params.calibrated else self._analytic)
+
+    @cached_property
+    def _analytic(self) -> Array:
+        rows = self.data.rows(self.features)
+        return self.features.evaluate(rows, [ANALYTIC])[ANALYTIC]
 
     def _calibrate(self, train: Mask, start: Start | None) -> tuple[Calibration, Array]:
         data, kept = self.data, start.calibration if start else None
@@ -243,9 +255,7 @@ class Trainer:
         return held_out(self.data.problems, index, seed=params.seed)
 
     def _lesson(self, ok: Mask, times: Array, params: Params, weight: Array | None) -> Lesson:
-        gain = -self.log_time
-        if params.has_base:
-            gain = gain + log2(times)
+        gain = self.base_octaves(params, times) - self.log_time
         target = self.centred(gain, ok, params.centre)
         behind = self.behind_best(ok)
         counts = self._rarity(ok) ** params.balance
@@ -278,7 +288,7 @@ class Trainer:
             matrix = np.column_stack([matrix[own], asked if is_told else np.zeros_like(asked)])
             columns = matrix[:, [place[n] for n in fitted.vendor.features]]
             score[own] = fitted.vendor.predict(columns)
-        return score - log2(times[of]) if fitted.params.has_base else score
+        return score - self.base_octaves(fitted.params, times)[of]
 
     def behind_best(self, rows: Mask) -> Array:
         """Octaves behind the fastest row of the same problem, at most 0 and at least -4."""

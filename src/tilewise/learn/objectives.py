@@ -17,12 +17,12 @@ from tilewise.learn.score import judge, summary
 from tilewise.learn.split import folds
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "regression of what calibration leaves": {"objective": "regression", "base": True},
-    "regression of relative speed": {"objective": "regression", "base": False},
-    "LambdaRank": {"objective": "lambdarank", "base": False, "vendor_trees": 0},
+    "regression of what calibration leaves": {"objective": "regression", "base": 1.0},
+    "regression of relative speed": {"objective": "regression", "base": 0.0},
+    "LambdaRank": {"objective": "lambdarank", "base": 0.0, "vendor_trees": 0},
     "classification of the top decile": {
         "objective": "top_decile",
-        "base": False,
+        "base": 0.0,
         "vendor_trees": 0,
     },
 }

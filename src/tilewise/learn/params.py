@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from tilewise.core.model import ANALYTIC, CALIBRATED
 from tilewise.errors import InputError
 
 OBJECTIVES = ("regression", "lambdarank", "top_decile")
@@ -17,11 +18,12 @@ class Params:
     """How forests are grown. `trees` is the most; fewer where the third split says so."""
 
     objective: str = "regression"
-    base: bool = True
-    """Regress what the calibrated analytic model leaves over, instead of everything."""
+    base: float = 1.0
+    """The share of the estimated time that scores start from, in octaves: 1 regresses what the
+    calibrated analytic model leaves over, 0 everything."""
     calibrated: bool = True
-    """Tell forests the calibrated time. Of few problems it says little, and takes most of the
-    time to find."""
+    """Calibrate the analytic model, tell forests its time and start from that, else from the
+    analytic model as it is. Of few problems it says little, and takes most of the time to find."""
     trees: int = 200
     leaves: int = 16
     learning_rate: float = 0.09
@@ -70,11 +72,8 @@ class Params:
         for name, most in (("draws", 64), ("threads", 256)):
             if not 1 <= getattr(self, name) <= most:
                 raise InputError(f"{name} is {getattr(self, name)}; use 1 to {most}")
-        if self.has_base and not self.calibrated:
-            raise InputError(
-                "base starts from the calibrated time, and calibrated=False leaves it out; use "
-                "base=False with it"
-            )
+        if not 0 <= self.base <= 1:
+            raise InputError(f"base is {self.base}; use a share, 0 to 1")
         if self.draws > 1 and self.row_share == self.column_share == 1:
             raise InputError(
                 f"draws is {self.draws}, but row_share and column_share are 1: every draw would be "
@@ -84,9 +83,14 @@ class Params:
             raise InputError("leaves must be 2 to 255 and max_bin 1 to 255, to be served as bytes")
 
     @property
-    def has_base(self) -> bool:
-        """Whether scores start from the calibrated time; only a regression can."""
-        return self.base and self.objective == "regression"
+    def share(self) -> float:
+        """The share of an estimate that scores start from; only a regression can."""
+        return self.base if self.objective == "regression" else 0.0
+
+    @property
+    def start(self) -> str:
+        """The estimate that scores start from; empty for none."""
+        return (CALIBRATED if self.calibrated else ANALYTIC) if self.share else ""
 
     def light(self, trees: int) -> Params:
         """The same with no more than so many trees, all of them grown once."""
@@ -97,6 +101,8 @@ class Params:
         found = {**asdict(self), "targets": list(self.targets)}
         if self.calibrated:
             del found["calibrated"]  # models from before it was a setting say the same
+        if self.base in (0, 1):
+            found["base"] = bool(self.base)  # as when it was one or the other
         return found
 
     @classmethod

@@ -65,7 +65,8 @@ def train(
         arch=data.arch.name,
         device=data.arch.device if data.arch.device in devices(data.arch.name) else "",
         dtypes=data.dtypes,
-        has_base=params.has_base,
+        base=params.start,
+        share=params.share,
         features=_needed(trainer, forests, params),
         forests=forests,
         calibration=_of_own(fitted.calibration, data),
@@ -105,7 +106,7 @@ def _of_own(calibration: Calibration, data: Dataset) -> Calibration:
 def _needed(trainer: Trainer, forests: dict[str, Forest], params: Params) -> FeatureSet:
     """The definitions that serving needs, and no others."""
     wanted = dict.fromkeys(n for f in forests.values() for n in f.features)
-    keep = [*axes_of(trainer), *(["calibrated_us"] if params.has_base else [])]
+    keep = [*axes_of(trainer), *([params.start] if params.start else [])]
     keep += ["is_vendor"] if VENDOR in forests else []
     return trainer.features.restricted(wanted, keep)
 

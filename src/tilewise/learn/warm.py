@@ -56,7 +56,7 @@ def _foreign(old: Model, trainer: Trainer, params: Params) -> list[str]:
         ("arch", old.arch, data.arch.name),
         ("dtypes", old.dtypes, data.dtypes),
         ("objective", objective, params.objective),
-        ("base", old.has_base, params.has_base),
+        ("base", (old.base, old.share), (params.start, params.share)),
         ("knowing calibrated times", settings.get("calibrated", True), params.calibrated),
         ("forest of the vendor's (vendor_trees)", has_own, params.vendor_trees > 0),
     )

@@ -27,20 +27,23 @@ class Layout:
     """Words that kernels and architecture are known to have; they make the source shorter."""
 
     def __post_init__(self) -> None:
-        # C finds the calibrated time behind all other values that kernels differ in.
-        if self.model.has_base and "calibrated_us" not in self.mixed_outputs:
-            raise ModelError("the calibrated time does not depend on both problem and kernel")
+        # C finds the estimated time behind all other values that kernels differ in.
+        if self.model.base and self.model.base not in self.mixed_outputs:
+            raise ModelError(f"{self.model.base} does not depend on both problem and kernel")
 
     @cached_property
     def features(self) -> FeatureSet:
-        return simplified(self.model.features, self.facts) if self.facts else self.model.features
+        whole = self.model.features
+        short = simplified(whole, self.facts) if self.facts else whole
+        # All kernels of a pool may be the vendor's, whose estimate does not depend on which.
+        return short if not self.model.base or short.scopes[self.model.base] == MIXED else whole
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """Every name that some forest, the calibrated time or the distance needs."""
+        """Every name that some forest, the estimated time or the distance needs."""
         forests = [f for name, f in self.model.forests.items() if name in SERVED]
         wanted = [n for f in forests for n in f.features]
-        wanted += [*self.model.measured.axes, *(["calibrated_us"] if self.model.has_base else [])]
+        wanted += [*self.model.measured.axes, *([self.model.base] if self.model.base else [])]
         return tuple(dict.fromkeys(wanted))
 
     @property
@@ -91,9 +94,9 @@ class Layout:
 
     @cached_property
     def mixed_outputs(self) -> tuple[str, ...]:
-        """Mixed values that leave the generated code: features, and the calibrated time last."""
+        """Mixed values that leave the generated code: features, and the estimated time last."""
         names = [n for n in self.needed if self.features.scopes[n] == MIXED]
-        return tuple(sorted(names, key=lambda n: n == "calibrated_us"))
+        return tuple(sorted(names, key=lambda n: n == self.model.base))
 
     def problem_source(self) -> str:
         """`tw_problem`: fields of problem and architecture in, values out."""

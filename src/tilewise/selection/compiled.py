@@ -38,7 +38,8 @@ class _Forest(ctypes.Structure):
 
 class _Context(ctypes.Structure):
     _fields_ = [
-        *((n, ctypes.c_int64) for n in ("kernels", "blocks", "has_base")),
+        *((n, ctypes.c_int64) for n in ("kernels", "blocks")),
+        ("share", ctypes.c_double),
         *((n, ctypes.c_void_p) for n in ("arch", "kernel_values", "handicap")),
         ("stride", ctypes.c_int64),
         *((n, ctypes.c_void_p) for n in ("rank", "valid", "vendor", "is_vendor")),
@@ -98,7 +99,7 @@ class Tables:
         context = _Context(
             kernels=self.count,
             blocks=self.blocks,
-            has_base=int(model.has_base),
+            share=model.share,
             arch=self._hold(np.array([arch[n] for n in layout.arch_fields], np.float64)),
             kernel_values=self._hold(table),
             handicap=self._hold(model.handicaps([self.kernels[i] for i in padded])),
@@ -127,18 +128,14 @@ class Tables:
         return context
 
     def _set_lead(self, context: _Context, rows: Rows) -> None:
-        """What choosing needs besides; a model without calibrated times or with a forest of
-        failures has to rank all."""
+        """What choosing needs besides; a model whose scores do not start from whole estimates, or
+        with a forest of failures, has to rank all."""
         model = self.model
         random = np.random.default_rng(0)
         points = random.permutation(model.measured.points)
         context.shuffled = self._hold(points.T)
         nodes = nodes_of(model.forests[VENDOR]) if VENDOR in model.forests else None
-        if (
-            not model.has_base
-            or "valid" in model.forests
-            or (VENDOR in model.forests) != bool(nodes)
-        ):
+        if model.share < 1 or "valid" in model.forests or (VENDOR in model.forests) != bool(nodes):
             return
         if nodes is not None:
             made = _Walk(

@@ -115,10 +115,10 @@ def parts(
     tactic = asker(model.features, selector.kernels, selector.arch)(problem)
     rows = pool_rows(model, [chosen, *(alike or others)], selector.arch, problem, tactic)
     found = _swapped(model, name, rows) if alike else [_by_forest(model, rows, chosen, others[0])]
-    if model.has_base:
-        times = model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"]
-        lost = float(np.log2(times[1:] / times[0]).mean())
-        found.append(_part(model, "calibrated_us", times[0], times[1:], lost))
+    if model.base:
+        times = model.features.evaluate(rows, [model.base])[model.base]
+        lost = model.share * float(np.log2(times[1:] / times[0]).mean())
+        found.append(_part(model, model.base, times[0], times[1:], lost))
     moving = [part for part in found if abs(part["percent"]) >= 0.005]
     return sorted(moving, key=lambda part: -abs(part["percent"]))
 
@@ -139,10 +139,10 @@ def _swapped(model: Model, name: str, rows: Rows) -> list[dict[str, Any]]:
 
 
 def _by_forest(model: Model, rows: Rows, chosen: Kernel, other: Kernel) -> dict[str, Any]:
-    """What the forests of two kinds of kernel say beside their calibrated times."""
+    """What the forests of two kinds of kernel say beside what their scores start from."""
     said = model.scores(rows)
-    if model.has_base:
-        said = said + np.log2(model.features.evaluate(rows, ["calibrated_us"])["calibrated_us"])
+    if model.base:
+        said = said + model.base_octaves(rows)
     percent = 100 * (2 ** float(said[0] - said[1:].mean()) - 1)
     return {
         "feature": "kernel_engine",

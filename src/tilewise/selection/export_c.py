@@ -189,9 +189,10 @@ def _bodies(model: Model, layout: Layout, fills: dict[str, str]) -> dict[str, st
         f"  fields[{i}] = problem->{identifier(n.removeprefix('p_'))};"
         for i, n in enumerate(layout.problem_fields)
     )
-    base = (
-        f"    score -= tw_log2(mixed[{len(layout.mixed_outputs) - 1}]);" if model.has_base else ""
-    )
+    base = ""
+    if model.base:
+        share = "" if model.share == 1 else f"{number(model.share)} * "
+        base = f"    score -= {share}tw_log2(mixed[{len(layout.mixed_outputs) - 1}]);"
     valid = ""
     if "valid" in fills:
         valid = f"{fills['valid']}\n    if (tw_sum_valid(x) < 0.0) score -= 1000.0;"

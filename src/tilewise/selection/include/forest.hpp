@@ -37,7 +37,8 @@ struct tw_walk {
 };
 
 struct tw_context {
-  int64_t kernels, blocks, has_base;
+  int64_t kernels, blocks;
+  double share;  // of an estimate's logarithm, that scores start from
   const double *arch;
   const double *kernel_values;
   const double *handicap;

@@ -100,7 +100,7 @@ TW_API void tw_rank(tw_context *c, const double *problem) {
     for (int i = 0; i < TW_BLOCK; ++i) score[i] = total[i] * c->rank->scale + c->rank->offset;
     if (c->vendor) score_vendor(c, block, lanes, values, mixed, score);
     for (int i = 0; i < TW_BLOCK; ++i) {
-      if (c->has_base) score[i] -= tw_log2(mixed[(TW_MIXED - 1) * TW_BLOCK + i]);
+      if (c->share > 0.0) score[i] -= c->share * tw_log2(mixed[(TW_MIXED - 1) * TW_BLOCK + i]);
       if (c->valid && will_run[i] * c->valid->scale + c->valid->offset < 0.0) score[i] -= 1000.0;
       score[i] -= c->handicap[block * TW_BLOCK + i];
     }
