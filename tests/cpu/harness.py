@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.tensors import Storage
+from tilewise.engines.cpu import CpuEngine
+from tilewise.engines.cpu import engine as engine_module
+from tilewise.engines.toolchain import Unit, compile_units
 from tilewise.ops.contract import get_op
 
 GUARD = 4096
@@ -93,3 +99,26 @@ def error_of(run: Any, problem: Problem, seed: int = 0) -> float:
     size = torch.linalg.vector_norm(expected)
     ratio = float(error / size) if size > 0 else float(error)
     return ratio if ratio == ratio else float("inf")
+
+
+def sabotaged(kernel: Kernel, header: str, honest: str, broken: str, folder: Path) -> CpuEngine:
+    """An engine whose `kernel` was compiled in `folder` with one line of a header broken."""
+    op = get_op(kernel.op)
+    copies = [
+        shutil.copytree(where / "include", folder / str(at))
+        for at, where in enumerate((engine_module.HERE, op.folder))
+    ]
+    (file,) = (found for copy in copies for found in copy.rglob(header))
+    text = file.read_text()
+    assert text.count(honest) == 1
+    file.write_text(text.replace(honest, broken))
+    unit = Unit(
+        source=op.module("cpu").source(kernel),
+        flags=engine_module.ISA_FLAGS[kernel.isa],  # type: ignore[attr-defined]
+        include_dirs=tuple(copies),
+    )
+    (made,) = compile_units([unit])
+    assert made.library is not None, made.log
+    engine = CpuEngine(threads=1)
+    engine._load(kernel, made.library)
+    return engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from definition import by_definition
-from harness import TORCH, error_of
+from harness import TORCH, error_of, sabotaged
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from shapes import SAME
@@ -19,13 +18,11 @@ from shapes import SAME
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
 from tilewise.engines.cpu import CpuEngine
-from tilewise.engines.cpu import engine as engine_module
 from tilewise.engines.device import detect
-from tilewise.engines.toolchain import Unit, compile_units, find_compiler
+from tilewise.engines.toolchain import find_compiler
 from tilewise.errors import KernelError, ProblemError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
-from tilewise.ops.conv.cpu import source
 from tilewise.ops.conv.kernels.cpu import CpuConvKernel, why_unusable
 from tilewise.ops.conv.kernels.directed import OPS
 from tilewise.ops.conv.problem import ConvProblem, shapes
@@ -111,21 +108,9 @@ def test_a_sabotaged_kernel_is_caught(
     header: str, honest: str, broken: str, tmp_path: Path
 ) -> None:
     kernel = sample(op="conv_fwd", family="direct", layout="nhwc", dtype="fp32")
-    shutil.copytree(get_op(kernel.op).folder / "include", tmp_path / "include")
-    text = (tmp_path / "include" / header).read_text()
-    assert text.count(honest) == 1
-    (tmp_path / "include" / header).write_text(text.replace(honest, broken))
-    unit = Unit(
-        source=source(kernel),
-        flags=engine_module.ISA_FLAGS[kernel.isa],
-        include_dirs=(engine_module.HERE / "include", tmp_path / "include"),
-    )
-    (made,) = compile_units([unit])
-    assert made.library is not None, made.log
-    sabotaged = CpuEngine(threads=1)
-    sabotaged._load(kernel, made.library)
+    engine = sabotaged(kernel, header, honest, broken, tmp_path)
     problem = problem_for(kernel, {"n": 1, "c": 9, "k": 9, "h": 9, "w": 11, **SAME})
-    error = error_of(sabotaged.plan(kernel, problem, ARCH).execute, problem)
+    error = error_of(engine.plan(kernel, problem, ARCH).execute, problem)
     assert error > tolerance("fp32", "fp32", problem.gemm.k)
 
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import TORCH, error_of
+from harness import TORCH, error_of, sabotaged
 
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
 from tilewise.engines.cpu import CpuEngine
 from tilewise.engines.device import detect
-from tilewise.engines.toolchain import Unit, compile_units, find_compiler
+from tilewise.engines.toolchain import find_compiler
 from tilewise.errors import ExecutionError, KernelError
 from tilewise.ops.configs import load_pool
 from tilewise.ops.contract import get_op
-from tilewise.ops.gemm.cpu import source
 from tilewise.ops.gemm.kernels.cpu import ACCESSES, SPLITS, CpuGemmKernel, why_unusable
 from tilewise.ops.gemm.problem import GemmProblem
 
@@ -90,36 +89,16 @@ def test_integers_are_exact_at_their_limits() -> None:
     ],
     ids=["skips the last step", "writes past the edge"],
 )
-def test_a_sabotaged_kernel_is_caught(
-    honest: str, broken: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tilewise.engines.cpu import engine as module
-
+def test_a_sabotaged_kernel_is_caught(honest: str, broken: str, tmp_path: Path) -> None:
     kernel = sample(family="packed", dtype="fp32", unroll=1)
-    shutil.copytree(module.HERE / "include", tmp_path / "include")
-    header = tmp_path / "include" / "tilewise" / "microkernel.hpp"
-    text = header.read_text()
-    assert text.count(honest) == 1
-    header.write_text(text.replace(honest, broken))
-    (made,) = compile_units(
-        [
-            Unit(
-                source=source(kernel),
-                flags=module.ISA_FLAGS[kernel.isa],
-                include_dirs=(tmp_path / "include", get_op("gemm").folder / "include"),
-            )
-        ]
-    )
-    assert made.library is not None
-    sabotaged = CpuEngine(threads=1)
-    sabotaged._load(kernel, made.library)
+    engine = sabotaged(kernel, "microkernel.hpp", honest, broken, tmp_path)
     problem = GemmProblem(m=31, n=37, k=1031, layout="rrr")
-    error = error_of(sabotaged.plan(kernel, problem, ARCH).execute, problem)
+    error = error_of(engine.plan(kernel, problem, ARCH).execute, problem)
     assert error > tolerance("fp32", "fp32", problem.k)
 
 
 @needs_compiler
-def test_threads_that_share_a_pool_do_not_disturb_each_other() -> None:
+def test_threads_that_share_a_team_do_not_disturb_each_other() -> None:
     kernels = [sample(family="packed", split=split, dtype="fp32") for split in ("grid", "shared")]
     problem = GemmProblem(m=130, n=190, k=170, layout="rrr")
     errors: list[float] = []

@@ -43,7 +43,7 @@ def _run() -> None:
     usage_error: Any = typer.BadParameter.__bases__[0]
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # what cannot be written is told below, not while Python ends
+        sys.stdout.flush()  # what cannot be written is reported below, not while Python ends
     except usage_error as error:
         _fail_usage(error)
     except TilewiseError as error:
@@ -92,13 +92,13 @@ def _can_print() -> bool:
 
 def _fail_usage(error: Any) -> None:
     """Ends with what is wrong with the words given, and where to read which are right."""
-    told = error.format_message()
+    said = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":  # of typer's click or of the installed one
-        sys.stderr.write(f"{told}\n")
+        sys.stderr.write(f"{said}\n")
         raise SystemExit(2)
-    if error.ctx is not None and not told.endswith("?"):
-        told = f"{told.rstrip('.')}; see `{error.ctx.command_path} -h`"
-    _fail(told, 2)
+    if error.ctx is not None and not said.endswith("?"):
+        said = f"{said.rstrip('.')}; see `{error.ctx.command_path} -h`"
+    _fail(said, 2)
 
 
 def _fail(message: str, code: int) -> None:

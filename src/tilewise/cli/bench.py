@@ -113,7 +113,7 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
             "tflops": row.tflops,
             "gb_s": row.gb_s,
             "predicted_us": predicted.get(row.kernel),
-            **told(ratios.get(row.kernel)),
+            **against_vendor(ratios.get(row.kernel)),
             "is_selected": row.kernel == choice.kernel.name,
         }
         for row in sorted(last.values(), key=by_time)
@@ -127,7 +127,7 @@ def compare(vendor: Measurement, row: Measurement) -> Ratio:
     return ratio(reading(vendor), reading(row))
 
 
-def told(found: Ratio | None) -> dict[str, Any]:
+def against_vendor(found: Ratio | None) -> dict[str, Any]:
     """What may be said of a ratio, and what it may be."""
     if found is None:
         return {"vs_vendor": None, "vs_vendor_interval": None}

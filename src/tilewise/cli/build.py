@@ -76,8 +76,8 @@ def build(
         )
     else:
         for failed in (b for b in builds if b.status != "ok"):
-            told = f"{failed.kernel.name}\n    {failed.status}: {failed.message[:200]}"
-            out.print(told, soft_wrap=True)
+            line = f"{failed.kernel.name}\n    {failed.status}: {failed.message[:200]}"
+            out.print(line, soft_wrap=True)
         if any(b.resources.registers for b in builds):
             table(f"Most that a kernel needs on {chosen.label}", ["what", "most"], _most(builds))
         counts = ", ".join(f"{n} {status}" for status, n in statuses.items())

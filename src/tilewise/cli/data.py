@@ -122,7 +122,7 @@ def check(
         emit({**report.to_dict(), "forgotten": forgotten})
     else:
         if forgotten:
-            out.print(f"{forgotten:,} rows that told of the machine are forgotten", soft_wrap=True)
+            out.print(f"{forgotten:,} rows about the machine alone are forgotten", soft_wrap=True)
         for finding in report.findings:
             out.print(f"{finding.kind}: {finding.where}: {finding.what}", soft_wrap=True)
         counts = ", ".join(f"{n:,} {kind}" for kind, n in report.counts.items()) or "nothing wrong"

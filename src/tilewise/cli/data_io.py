@@ -41,12 +41,12 @@ def import_(
         err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
     if len(found.bad_lines) > 20:
         err.print(f"... and {len(found.bad_lines) - 20} more")
-    told = found.to_dict()
+    counts = found.to_dict()
     rows = [[status, number] for status, number in found.statuses.items()]
     rows += [["already stored", found.known]] * (found.known > 0)
-    rows += [["not usable", told["bad"]]] * (told["bad"] > 0)
-    table(f"{told['rows']} rows added", ["status", "rows"], rows)
-    what = f"{told['problems']} problems, {told['kernels']} kernels in {store}"
+    rows += [["not usable", counts["bad"]]] * (counts["bad"] > 0)
+    table(f"{counts['rows']} rows added", ["status", "rows"], rows)
+    what = f"{counts['problems']} problems, {counts['kernels']} kernels in {store}"
     out.print(what, highlight=False, soft_wrap=True)
     for note, number in found.notes.items():
         out.print(f"{number} {note}", highlight=False)

@@ -213,11 +213,11 @@ def gpu_verdict(gpu: Mapping[str, Any]) -> str:
 
 def tally(ratios: Sequence[float | None]) -> str:
     """How many choices are as fast as a library's routine; None is a ratio that says nothing."""
-    told = [ratio for ratio in ratios if ratio is not None]
+    clear = [ratio for ratio in ratios if ratio is not None]
     counts = {
-        "at least as fast": sum(ratio >= 1 for ratio in told),
-        "slower": sum(ratio < 1 for ratio in told),
-        "too noisy to tell": len(ratios) - len(told),
+        "at least as fast": sum(ratio >= 1 for ratio in clear),
+        "slower": sum(ratio < 1 for ratio in clear),
+        "too noisy to tell": len(ratios) - len(clear),
     }
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
@@ -261,8 +261,8 @@ def compare(row: DemoRow, ours: Reading, vendors: Mapping[str, Reading]) -> None
     """Notes what the readings say, and no more than that."""
     flops = row.problem.flops
     row.gflops, row.spread = flops / ours.time_us / 1e3, ours.share
-    row.vendors = {name: flops / theirs.time_us / 1e3 for name, theirs in vendors.items()}
-    best = min(vendors.values(), key=lambda theirs: theirs.time_us, default=None)
+    row.vendors = {name: flops / reading.time_us / 1e3 for name, reading in vendors.items()}
+    best = min(vendors.values(), key=lambda reading: reading.time_us, default=None)
     if ours in vendors.values():
         row.comparison = OWN
     elif best is not None:

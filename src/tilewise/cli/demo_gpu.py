@@ -47,7 +47,7 @@ def nothing(why: str | None) -> dict[str, Any]:
 def live(
     problems: Sequence[Problem] = PROBLEMS, policy: str = POLICY, arch: str | None = None
 ) -> dict[str, Any]:
-    """What became of each problem. Workers run the kernels: no failure of theirs ends the demo."""
+    """What became of each problem. Workers run the kernels: a failing one does not end the demo."""
     found = nothing(None)
     for op in dict.fromkeys(problem.op for problem in problems):
         try:

@@ -48,8 +48,8 @@ def of_h200(datasets: Path) -> dict[str, Any]:
     model = load_model(SHIPPED / "sm_90_gemm")
     why = _explained(model)
     with telling("reading what was measured on the H200"):
-        told = replayed(model, datasets)
-    return {"choices": rows, "explained": why, "replayed": told}
+        found = replayed(model, datasets)
+    return {"choices": rows, "explained": why, "replayed": found}
 
 
 def _explained(model: Model) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _explained(model: Model) -> dict[str, Any]:
 
 
 def replayed(model: Model, datasets: Path) -> dict[str, Any] | None:
-    """The published measurements told again, by choices of a model that had not seen them.
+    """The published measurements once more, by choices of a model that had not seen them.
 
     None where they are not there, as beside an installed package.
     """

@@ -70,9 +70,9 @@ def explained(model: Model, problem: Problem, arch: Arch) -> tuple[dict[str, Any
 
 def tell_difference(model: Model, arch: Arch) -> None:
     """Says on standard error that times are scaled from another device's."""
-    told = caveat(model, arch)
-    if told is not None:
-        err.print(told, soft_wrap=True)
+    note = caveat(model, arch)
+    if note is not None:
+        err.print(note, soft_wrap=True)
 
 
 def as_asked(selector: Selector, problem: Problem) -> Problem:

@@ -119,8 +119,8 @@ def export_cpp(
         on_progress=lambda line: err.print(line, soft_wrap=True),
     )
     if as_json:
-        told = {name: asdict(loss) for name, loss in losses.items()}
-        return emit({"folder": str(folder), **asdict(written), "losses": told})
+        lost = {name: asdict(loss) for name, loss in losses.items()}
+        return emit({"folder": str(folder), **asdict(written), "losses": lost})
     return _tell(folder, written, losses)
 
 

@@ -101,10 +101,10 @@ def _expanded(config: Path, op: Op, arch: Arch) -> list[Kernel]:
         reasons = [f"{found.impossible} are no kernel"] if found.impossible else []
         reasons += [f"{found.filtered} are filtered out"] if found.filtered else []
         reasons += [f"{number} cannot run: {why}" for why, number in found.illegal.most_common(3)]
-        told = "; ".join(reasons) or "no block is for it"
+        why = "; ".join(reasons) or "no block is for it"
         raise InputError(
             f"{config} gives no kernel of {op.name} on {arch.label}. Of {found.combinations} "
-            f"combinations: {told}. Traits left out have their default, or every value"
+            f"combinations: {why}. Traits left out have their default, or every value"
         )
     return found.kernels
 

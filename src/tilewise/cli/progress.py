@@ -28,11 +28,11 @@ def telling(first: str) -> Iterator[Tell]:
         with err.status(first) as status:
             yield status.update
         return
-    told = _Log(first)
+    log = _Log(first)
     try:
-        yield told.update
+        yield log.update
     finally:
-        told.end()
+        log.end()
 
 
 class _Log:
@@ -121,8 +121,8 @@ def _at_start(event: dict[str, Any]) -> list[str]:
     if event["known"]:
         lines.append(f"{event['known']:,} measurements are there already")
     if event["forgotten"]:
-        told = f"{event['forgotten']:,} measured again: only faults of the machine"
-        lines.append(f"{told} were recorded of them")
+        again = f"{event['forgotten']:,} measured again: only faults of the machine"
+        lines.append(f"{again} were recorded of them")
     if event["skipped"]:
         lines.append(f"{event['skipped']:,} left out: known to fail (--retry-failed)")
     return lines

@@ -81,7 +81,7 @@ class Session:
     def config(
         self, op: str, engines: Sequence[str] = (), *, batch: int = 20, jobs: int = 0
     ) -> WorkerConfig:
-        """What workers of this device are told; without `engines` they have all of the op's."""
+        """The settings of workers of this device; without `engines` they have all of the op's."""
         from tilewise.sweep.crew import WorkerConfig
         from tilewise.sweep.supervisor import Limits
 

@@ -143,11 +143,11 @@ def against_the_vendor(summary: dict[str, Any]) -> str:
     if summary["vs_vendor"] is None:
         return f"against the vendor: {noisy}" if summary["too_noisy"] else "the vendor has no times"
     low, high = summary["vs_vendor_interval"]
-    told = (
+    line = (
         f"against the vendor: {summary['vs_vendor']:.3g} times as fast (geometric mean, "
         f"{low:.3g} to {high:.3g}), the best kernel {summary['best_vs_vendor']:.3g}"
     )
-    return f"{told}; {noisy} and left out" if summary["too_noisy"] else told
+    return f"{line}; {noisy} and left out" if summary["too_noisy"] else line
 
 
 def checks(summary: dict[str, Any], limits: dict[str, float | None]) -> list[dict[str, Any]]:
@@ -185,8 +185,8 @@ def tell(outcome: Validation, report: dict[str, Any]) -> None:
     )
     for v in worst[:NAMED]:
         if v.chosen != v.best:
-            told = f"{spell_problem(v.problem)}\n  chosen {v.chosen}\n  best   {v.best}"
-            out.print(told, soft_wrap=True)
+            row = f"{spell_problem(v.problem)}\n  chosen {v.chosen}\n  best   {v.best}"
+            out.print(row, soft_wrap=True)
     summary = report["summary"]
     shares = ("mean", "median", "p10", "min")
     lines = [

@@ -106,6 +106,14 @@ class Kernel(ABC):
         )
 
     @classmethod
+    def spelled(cls, name: str, values: Mapping[str, Any]) -> Self:
+        """The kernel of these values, for kinds that read `name` by rules of their own."""
+        kernel = cls(**values)
+        if kernel.name != name:
+            raise KernelError(f"{name!r} is written {kernel.name!r}")
+        return kernel
+
+    @classmethod
     def only_op(cls) -> str:
         """The op, for kinds of kernel that serve a single one."""
         raise NotImplementedError

@@ -79,8 +79,8 @@ def faults(table: Any) -> Any:
     import pyarrow.compute as pc
 
     is_doubtful = pc.is_in(table.column("status"), pa.array(DOUBTFUL))
-    is_told = pc.match_substring_regex(table.column("message"), SIGNS)
-    return pc.and_(is_doubtful, is_told).to_numpy()
+    has_sign = pc.match_substring_regex(table.column("message"), SIGNS)
+    return pc.and_(is_doubtful, has_sign).to_numpy()
 
 
 def holding(table: Any) -> Any:

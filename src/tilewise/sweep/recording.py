@@ -49,7 +49,7 @@ class Recording:
             fits=lambda row: name in ("", row.arch) and device in ("", row.device),
         )
         rows = _only(
-            *(path, rows, "--policy", policy, _told_policy),
+            *(path, rows, "--policy", policy, _spell_policy),
             fits=lambda row: row.policy_key.startswith(policy),
         )
         toolchains: dict[str, dict[str, str]] = {}
@@ -126,7 +126,7 @@ def _arch_of(row: Measurement) -> Arch:
     return load_arch(row.arch).with_figures(device=row.device)
 
 
-def _told_policy(row: Measurement) -> str:
+def _spell_policy(row: Measurement) -> str:
     """The key's beginning, which names the policy to `--policy`, and what is special about it."""
     policy = Policy.from_dict(json.loads(row.policy))
     usual = Policy()

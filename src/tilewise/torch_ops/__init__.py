@@ -1,8 +1,13 @@
-"""tilewise on PyTorch tensors: plain ones go straight to kernels, all others through operators.
+"""tilewise on PyTorch tensors. A call goes one of four ways:
 
-Whatever needs PyTorch's dispatcher (autocast, torch.compile, modes) takes the operators that
-`operators` registers; a call that needs none of it skips them, as they cost several microseconds.
-What tilewise has no kernels for is left to PyTorch.
+- one like an earlier one, on plain tensors, is found by its key and launched at once (`calls`);
+- the first of its kind chooses a kernel, runs it and remembers that (`products`, `convolutions`);
+- one that needs PyTorch's dispatcher (autocast, torch.compile, modes) takes the operators that
+  `operators` registers, which cost several microseconds;
+- what tilewise has no kernels for is left to PyTorch (`fallback`).
+
+`switch` puts such calls into a model's layers; `finding`, `fused` and what they import serve layers
+that follow each other as one.
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ def _is_plain(*tensors: Tensor | None) -> bool:
     return not is_watched()
 
 
-def _why_no_kernels(*tensors: Any) -> str | None:
+def _why_left(*tensors: Any) -> str | None:
     """Why the call is left to PyTorch, or None; raises where it is nobody's."""
     given = [tensor for tensor in tensors if tensor is not None]
     for tensor in given:
@@ -125,7 +130,7 @@ def _matmul(a: Any, b: Any, deterministic: bool) -> Tensor:
         return _product(a, b, deterministic)
     if _is_plain(a, b):
         return products.matmul(a, b, deterministic)
-    why = _why_no_kernels(a, b)
+    why = _why_left(a, b)
     if why:
         return leave(why, torch_matmul, a, b)
     if a.dtype.itemsize < 2:
@@ -168,7 +173,7 @@ def _matmul_slowly_into(
     if not isinstance(out, Tensor):
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", a, b)
-    why = _why_no_kernels(a, b)
+    why = _why_left(a, b)
     is_plain = _is_plain(a, b, out)
     a, b = a.resolve_neg(), b.resolve_neg()
     if why:
@@ -228,7 +233,7 @@ def _linear(x: Any, weight: Any, bias: Any, name: str) -> Tensor:
     if not (_is_compiling() and why_untraced(x, weight) is None):
         if _is_plain(x, weight, bias):
             return products.linear(x, weight, bias, name)
-        why = _why_no_kernels(x, weight, bias)
+        why = _why_left(x, weight, bias)
         if why:
             return leave(why, products.torch_linear, name, x, weight, bias)
     return _layer(x, weight, bias, name)
@@ -256,7 +261,7 @@ def scaled_matmul(
     refuse_gradient("scaled products have no gradient", *tensors)
     if _is_plain(*tensors):
         return scaled.scaled_matmul(*tensors, out_dtype)
-    _why_no_kernels(a, b, scale_a, scale_b)
+    _why_left(a, b, scale_a, scale_b)
     return operators.scaled_matmul(*tensors, out_dtype)
 
 
@@ -324,7 +329,7 @@ def _convolve(
         more = None if residual is None else residual.unsqueeze(0)
         one = _convolve(rank, x.unsqueeze(0), w, bias, given, deterministic, name, more)
         return one.squeeze(0)
-    why = why_untraced(x, w) if is_compiling else _why_no_kernels(x, w, bias, residual)
+    why = why_untraced(x, w) if is_compiling else _why_left(x, w, bias, residual)
     if why is None and not is_compiling and (0 in x.shape or 0 in w.shape):
         why = "convolutions of nothing"
     if why is None and not convolutions.is_known(x.device):
@@ -399,7 +404,7 @@ def convolve_into(
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", x, w, bias, residual)
     is_bare = bias is None and residual is None and layer["activation"] in (None, "none")
-    is_ours = _is_plain(x, w, out) and not _why_no_kernels(x, w) and convolutions.is_known(x.device)
+    is_ours = _is_plain(x, w, out) and not _why_left(x, w) and convolutions.is_known(x.device)
     if is_bare and x.dim() == rank + 2 and is_ours:
         deterministic = layer.pop("deterministic") or is_deterministic()
         del layer["activation"]

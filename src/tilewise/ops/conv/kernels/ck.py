@@ -126,10 +126,8 @@ class CkDeviceKernel(DirectedConvKernel):
         for (family, op), (start, listed) in FORMS.items():
             if name.startswith(f"{start}<") and name.endswith(">"):
                 words = name[len(start) + 1 : -1].split(", ")
-                made = cls(op_name=op, family=family, **_values(name, family, listed, words))
-                if made.name != name:
-                    raise KernelError(f"{name!r} is written {made.name!r}")
-                return made
+                values = _values(name, family, listed, words)
+                return cls.spelled(name, {"op_name": op, "family": family, **values})
         known = ", ".join(start for start, _ in FORMS.values())
         raise KernelError(f"{name!r} is no type string of CK that is known here: {known}")
 
@@ -218,10 +216,8 @@ class CkDepthwiseKernel(DirectedConvKernel):
         found = _DEPTHWISE.fullmatch(name)
         if found is None:
             raise KernelError(f"{name!r} is not the name of a CK Tile depthwise convolution")
-        made = cls(**{k: int(v) if v.isdigit() else v for k, v in found.groupdict().items()})  # type: ignore[arg-type]
-        if made.name != name:
-            raise KernelError(f"{name!r} is written {made.name!r}")
-        return made
+        parts = found.groupdict()
+        return cls.spelled(name, {k: int(v) if v.isdigit() else v for k, v in parts.items()})
 
 
 def why_unusable(

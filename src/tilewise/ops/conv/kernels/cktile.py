@@ -213,10 +213,7 @@ class CkTileConvKernel(CkTileKernel):
             pads = found["pads"]
             del values["pads"]
             values |= {f"pad_{axis}": pads[i] == "1" for i, axis in enumerate("mnk")}
-        kernel = cls(**values)
-        if kernel.name != name:
-            raise KernelError(f"{name!r} is written {kernel.name!r}")
-        return kernel
+        return cls.spelled(name, values)
 
     @classmethod
     def is_dead_end(cls, values: dict[str, Any], arch: Arch) -> bool:

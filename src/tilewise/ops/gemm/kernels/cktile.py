@@ -101,10 +101,7 @@ class CkTileGemmKernel(CkTileKernel):
             if key in _FLAGS:
                 values[key] = part == "True"
         values["preshuffled"] = found["preshuffled"] is not None
-        kernel = cls(**values)
-        if kernel.name != name:
-            raise KernelError(f"{name!r} is written {kernel.name!r}")
-        return kernel
+        return cls.spelled(name, values)
 
     @classmethod
     def is_dead_end(cls, values: dict[str, Any], arch: Arch) -> bool:
