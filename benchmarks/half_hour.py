@@ -146,7 +146,7 @@ def first_parts() -> list[Part]:
         ),
         Part(
             name="families",
-            seconds=80,
+            seconds=100,
             side="first",
             command=script(APART, "--minutes", "{minutes}", "--seconds", "40", families),
             ahead=script("tests/gpu/family_cases.py", "--jobs", "{jobs}"),
@@ -154,7 +154,7 @@ def first_parts() -> list[Part]:
         ),
         Part(
             name="fusion",
-            seconds=80,
+            seconds=100,
             side="first",
             command=(*PYTEST, FUSION, "-k", NEW_PASSES),
         ),
