@@ -115,6 +115,10 @@ def checked(tool: str, families: str, name: str = "") -> Part:
     )
 
 
+SWEEP = (
+    *("benchmarks/sweep_convs.py", "{work}/store", "--minutes", "{minutes}"),
+    *("--without", "{without}", "--workers", "5", *FEW),
+)
 MODELS = (
     *("benchmarks/whole_models.py", "--sides", "fused"),
     *("--out", "{work}/whole_models.jsonl", "--resume"),
@@ -130,7 +134,7 @@ def parts() -> list[Part]:
 
 def first_parts() -> list[Part]:
     """What all others build on: compiled kernels, which families hang, measurements."""
-    families, sweep = "tests/gpu/test_families_gpu.py", "benchmarks/sweep_convs.py"
+    families = "tests/gpu/test_families_gpu.py"
     return [
         Part(
             name="objects",
@@ -142,7 +146,7 @@ def first_parts() -> list[Part]:
         ),
         Part(
             name="families",
-            seconds=80,
+            seconds=100,
             side="first",
             command=script(APART, "--minutes", "{minutes}", "--seconds", "40", families),
             ahead=script("tests/gpu/family_cases.py", "--jobs", "{jobs}"),
@@ -150,23 +154,20 @@ def first_parts() -> list[Part]:
         ),
         Part(
             name="fusion",
-            seconds=80,
+            seconds=100,
             side="first",
             command=(*PYTEST, FUSION, "-k", NEW_PASSES),
         ),
         Part(
             name="sweep",
-            seconds=640,
+            seconds=420,
             least=0.1,
-            command=script(
-                *(sweep, "{work}/store", "--minutes", "{minutes}", "--without", "{without}"),
-                *("--workers", "5", *FEW),
-            ),
+            command=script(*SWEEP),
             ahead=script(
-                *(sweep, "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "{jobs}"),
+                *(SWEEP[0], "none", "--compile", "--without", SLOW_FAMILIES, "--jobs", "{jobs}"),
                 *FEW,
             ),
-            dry=script(sweep, "{work}/store", "--minutes", "0.3", "--dry-run", "--jobs", "2"),
+            dry=script(*SWEEP[:2], "--minutes", "0.3", "--dry-run", "--jobs", "2"),
         ),
     ]
 
@@ -225,7 +226,7 @@ def whole_programs() -> list[Part]:
 
 
 def checks() -> list[Part]:
-    """The demo, sanitizers, tests that are left, and more of the models in what time is."""
+    """The demo, sanitizers, tests that are left, and in what time is more of what has no end."""
     names = ("conv", "launch", "dispatch", "export")
     conv, *rest = (f"tests/gpu/test_{name}_gpu.py" for name in names)
     whole = ("--at-once", "6", "--whole", ",".join(rest))
@@ -255,6 +256,7 @@ def checks() -> list[Part]:
             least=0.4,
             command=(*PYTEST, FUSION, "-k", f"not ({NEW_PASSES})"),
         ),
+        Part(name="more_sweep", seconds=230, least=0.2, command=script(*SWEEP)),
         Part(
             name="more_models",
             seconds=400,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from guarded import GuardedArray
+from guarded import FILL, GuardedArray
 from map_limits import why_not_encoded
 
 import tilewise.ops
@@ -39,6 +39,15 @@ class EmulationError(Exception):
     """What went wrong inside the machine, and where."""
 
 
+class _Hidden(ctypes.Structure):
+    """What is missing until a kernel waits for the steps before it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("at", "bytes", "is_missing")),
+        ("count", ctypes.c_uint64),
+    )
+
+
 class _Grid(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint32 * 3),
@@ -46,6 +55,8 @@ class _Grid(ctypes.Structure):
         ("threads", ctypes.c_uint32),
         ("smem_bytes", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
+        ("hidden", ctypes.POINTER(_Hidden)),
+        ("hidden_count", ctypes.c_uint32),
     )
 
 
@@ -76,16 +87,21 @@ def run(
     """Every tensor of the call after the launch; those given are left as they are.
 
     Seed 0 lets copies land as late as they can, any other lets them and the warps run at random.
+    Steps that overlap find nothing of what those before them write until they wait for it.
     """
     memory = [GuardedArray(tensor) for tensor in tensors]
     workspace = GuardedArray(np.full(launch.workspace_bytes, 0xA5, np.uint8))
     workspace.array[: launch.zeroed_bytes] = 0
+    before: list[np.ndarray[Any, Any]] = []  # the first of the steps that overlap
     for step in launch.steps:
         if isinstance(step, Zero):
             at = _address(step.target, memory, workspace)
             ctypes.memset(at, 0, step.size)
-        else:
-            _run_step(step, memory, workspace, seed, edits)
+            continue
+        if not step.overlaps:
+            before = [_bytes(guarded).copy() for guarded in (*memory, workspace)]
+        hidden = _hide((*memory, workspace), before) if step.overlaps else []
+        _run_step(step, memory, workspace, seed, edits, [one for one, *_ in hidden])
     for guarded in (*memory, workspace):
         if guarded.is_torn():
             raise EmulationError("a kernel wrote just before or behind a tensor")
@@ -94,8 +110,31 @@ def run(
     return [guarded.array.copy() for guarded in memory]
 
 
+def _bytes(guarded: GuardedArray) -> np.ndarray[Any, Any]:
+    return guarded.array.reshape(-1).view(np.uint8)
+
+
+def _hide(
+    memory: Sequence[GuardedArray], before: Sequence[np.ndarray[Any, Any]]
+) -> list[tuple[_Hidden, Any, Any]]:
+    """Spoils what has changed; how to bring it back, and what that reads."""
+    hidden = []
+    for guarded, was in zip(memory, before, strict=True):
+        now = _bytes(guarded).copy()
+        is_missing = now != was
+        _bytes(guarded)[is_missing] = FILL
+        one = _Hidden(guarded.address, now.ctypes.data, is_missing.ctypes.data, now.size)
+        hidden.append((one, now, is_missing))
+    return hidden
+
+
 def _run_step(
-    step: Step, memory: list[GuardedArray], workspace: GuardedArray, seed: int, edits: Edits
+    step: Step,
+    memory: list[GuardedArray],
+    workspace: GuardedArray,
+    seed: int,
+    edits: Edits,
+    hidden: Sequence[_Hidden],
 ) -> None:
     assert isinstance(step.source, CudaSource)
     library = _library(step.source, edits)
@@ -107,7 +146,11 @@ def _run_step(
     values = [_argument(kind, given, memory, workspace, kept) for kind, given in pairs]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     triple = ctypes.c_uint32 * 3
-    grid = _Grid(triple(*step.grid), triple(*step.cluster), step.threads, step.smem_bytes, seed)
+    found = (_Hidden * len(hidden))(*hidden)
+    grid = _Grid(
+        *(triple(*step.grid), triple(*step.cluster), step.threads, step.smem_bytes, seed),
+        *(found, len(hidden)),
+    )
     report = ctypes.create_string_buffer(REPORT_BYTES)
     if library.emulated_run(ctypes.byref(grid), addresses, report, REPORT_BYTES):
         raise EmulationError(f"{step.source.function}: {report.value.decode()}")

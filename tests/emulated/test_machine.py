@@ -224,6 +224,35 @@ def test_some_order_of_events_finds_a_race() -> None:
             exchange(mode=1, seed=seed)
 
 
+def double_twice(mode: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Two steps that overlap; the second reads what the first one writes."""
+    given = whole(128)
+    tensors = [given, np.zeros_like(given), np.zeros_like(given)]
+
+    def step(at: int, mode: int) -> Step:
+        source = CudaSource(
+            file="probes/probes.cuh",
+            function="doubled",
+            signature={"from": "*", "to": "*"},
+            constants={"MODE": mode},
+        )
+        pointers = Pointer(tensor=at), Pointer(tensor=at + 1)
+        return Step(source=source, grid=(1, 1, 1), threads=128, arguments=pointers, overlaps=at > 0)
+
+    steps = (step(0, 0), step(1, mode))
+    launch = SimpleNamespace(steps=steps, workspace_bytes=0, zeroed_bytes=0)
+    return given, emulation.run(launch, tensors)[2]
+
+
+def test_steps_that_overlap_wait_for_what_they_read() -> None:
+    given, out = double_twice()
+    assert (out == 4 * given).all()
+    given, out = double_twice(mode=1)
+    assert (out != 4 * given).any(), "what is read too early is not there yet"
+    with pytest.raises(EmulationError, match="without waiting for the steps before it"):
+        double_twice(mode=2)
+
+
 def test_every_word_of_the_vocabulary_is_emulated() -> None:
     """A function that ptx.cuh gains, the emulation gains too."""
     ours, theirs = (

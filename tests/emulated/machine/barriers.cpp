@@ -121,6 +121,17 @@ void cluster_wait() {
   wait_until(barrier.waiting, {"the barrier of the cluster"}, [&] { return barrier.round != round; });
 }
 
+// Steps
+
+void wait_for_earlier_steps() {
+  if (machine->has_waited) return;
+  machine->has_waited = true;
+  const Grid& g = machine->grid;
+  for (u32 i = 0; i < g.hidden_count; i++)
+    for (u64 at = 0; at < g.hidden[i].count; at++)
+      if (g.hidden[i].is_missing[at]) g.hidden[i].at[at] = g.hidden[i].bytes[at];
+}
+
 // Warpgroups
 
 void set_registers(u32 count, bool raises) {

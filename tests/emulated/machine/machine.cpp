@@ -216,6 +216,7 @@ int run(const Grid& grid, void (*body)(void**), void** arguments, char* report, 
     for (u32 z = 0; z < grid.grid[2]; z += c[2])
       for (u32 y = 0; y < grid.grid[1]; y += c[1])
         for (u32 x = 0; x < grid.grid[0]; x += c[0]) mine.run_cluster({x, y, z});
+    if (grid.hidden_count && !mine.has_waited) fail("it ends without waiting for the steps before it");
   }
   sigaction(SIGSEGV, &before_segv, nullptr);
   sigaction(SIGBUS, &before_bus, nullptr);

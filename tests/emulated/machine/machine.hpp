@@ -133,6 +133,7 @@ struct Machine {
   std::vector<Async> pending;
   std::mt19937_64 random;
   NamedBarrier cluster;
+  bool has_waited = false;  // for the steps before this one
   Fiber* running = nullptr;
   std::function<void()> body;
   char* report = nullptr;

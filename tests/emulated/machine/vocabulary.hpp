@@ -46,6 +46,9 @@ void warp_sync(u32 mask);
 u32 shuffle(u32 mask, u32 value, u32 source_lane);
 u32 ballot(u32 mask, bool value);
 
+// griddepcontrol.wait: what earlier steps wrote is there from here on.
+void wait_for_earlier_steps();
+
 // setmaxnreg: a warpgroup gives registers up, or waits until the block has so many to spare.
 void set_registers(u32 count, bool raises);
 
@@ -82,11 +85,20 @@ void add_global(float* to, float value);
 
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// Memory of which bytes are missing until somebody waits for the steps before this one.
+struct Hidden {
+  unsigned char* at;
+  const unsigned char *bytes, *is_missing;
+  u64 count;
+};
+
 // How the harness starts a kernel.
 struct Grid {
   u32 grid[3], cluster[3];
   u32 threads, smem_bytes;
   u64 seed;  // 0: copies land as late as they can; any other: at random
+  const Hidden* hidden;
+  u32 hidden_count;
 };
 int run(const Grid& grid, void (*body)(void**), void** arguments, char* report, u32 report_bytes);
 

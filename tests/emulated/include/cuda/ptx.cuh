@@ -169,7 +169,7 @@ void lower_registers() {
   static_assert(Count % 8 == 0 && Count >= 24 && Count <= 256, "");
   emulated::set_registers(Count, false);
 }
-inline void wait_for_previous_grid() {}
+inline void wait_for_previous_grid() { emulated::wait_for_earlier_steps(); }
 inline void release_next_grid() {}
 
 // ------------------------------------------------------------- TMA: copies of boxes and of pixels
