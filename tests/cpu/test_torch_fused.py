@@ -151,6 +151,10 @@ def test_new_weights_are_folded_anew() -> None:
             lambda m: m[1].bias.add_(1),
             lambda m: m.load_state_dict({n: t * 1.1 for n, t in m.state_dict().items()}),
             lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight * 2)),
+            lambda m: setattr(m[0].weight, "data", m[0].weight.data * 3),
+            lambda m: nn.utils.vector_to_parameters(
+                nn.utils.parameters_to_vector(m.parameters()) * 0.9, m.parameters()
+            ),
             lambda m: steps_and_back(m),
         ):
             for model in (plain, patched):
