@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -151,6 +152,10 @@ def test_new_weights_are_folded_anew() -> None:
             lambda m: m[1].bias.add_(1),
             lambda m: m.load_state_dict({n: t * 1.1 for n, t in m.state_dict().items()}),
             lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight * 2)),
+            lambda m: setattr(m[0].weight, "data", m[0].weight.data * 3),
+            lambda m: nn.utils.vector_to_parameters(
+                nn.utils.parameters_to_vector(m.parameters()) * 0.9, m.parameters()
+            ),
             lambda m: steps_and_back(m),
         ):
             for model in (plain, patched):
@@ -301,3 +306,54 @@ def test_what_is_no_tensor_is_pytorchs_to_refuse(given: Any, fuses: bool) -> Non
         model = tw.patch(nn.Sequential(own, nn.ReLU()), fuse=fuses, always=True)
         with pytest.raises(TypeError):
             model(given)
+
+
+class AddsWhatIsGiven(nn.Module):
+    """An addition to a convolution's result, one to a container's, and one to a weighed tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.weight = (
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Parameter(torch.full((8, 1, 1), 0.5)),
+        )
+        self.container = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+
+    def forward(self, x: Tensor, one: Any, two: Any, three: Any) -> Tensor:
+        y = torch.relu(self.conv(x) + one)
+        return self.container(y) + two + (self.weight * three + y)
+
+
+ADDED = {
+    "number": 0.5,
+    "flag": True,
+    "array": torch.ones(2, 8, 5, 5).numpy(),
+    "scalar": torch.tensor(2.0),
+    "sparse": torch.ones(2, 8, 5, 5).to_sparse(),
+    "none": None,
+    "word": "x",
+    "list": [1.0],
+    "elsewhere": torch.ones(2, 8, 5, 5, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # PyTorch's, of arrays
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("name", ADDED)
+def test_anything_may_be_added(name: str, place: int, is_training: bool) -> None:
+    """What PyTorch adds is added, and what it refuses is refused."""
+    plain = AddsWhatIsGiven().train(is_training)
+    patched = tw.patch(copy.deepcopy(plain), fuse=True, always=True)
+    x = torch.randn(2, 8, 5, 5)
+    usual: list[Any] = [torch.randn(2, 8, 5, 5) for _ in range(3)]
+    with torch.no_grad():
+        patched(x, *usual)
+        given = [ADDED[name] if at == place else one for at, one in enumerate(usual)]
+        try:
+            wanted = copy.deepcopy(plain)(x, *given)
+        except (TypeError, RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                patched(x, *given)
+        else:
+            close(patched(x, *given), wanted, rtol=1e-3, atol=1e-3)

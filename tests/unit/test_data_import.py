@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tilewise.cli import data_io
 from tilewise.cli import problems as problems_cli
 from tilewise.core.arch import load_arch
+from tilewise.data import importing
 from tilewise.data.exporting import export_csv
 from tilewise.data.foreign import records
 from tilewise.data.importing import Imported, import_file, read_measurements
@@ -23,6 +24,7 @@ from tilewise.errors import ArchError, FileError, InputError, StoreError
 from tilewise.learn.dataset import from_measurements
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.problems.json_text import JsonPart, json_value_at
 
 SHARED = Path(__file__).parents[3] / "shared"
 PUBLISHED = SHARED / "data" / "ck_gfx950_conv_fwd_bf16.csv"
@@ -473,3 +475,22 @@ class TestCommandLine:
         shown = CliRunner().invoke(problems_cli.app, ["coverage", str(path), "--op", "gemm"])
         told = " ".join(shown.stdout.split())
         assert f"{len(pairs)} of the empty ones have problems in each bucket" in told
+
+
+@pytest.mark.parametrize("broken", ["{\n", '{"\n', '{"name"\n'])
+def test_logs_of_opening_braces_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """A decoder that fails counts the lines before: 400 kB of braces took three minutes."""
+    seen: list[int] = []
+
+    def spy(text: str, at: int, line: int) -> tuple[JsonPart, int]:
+        seen.append(len(text))
+        return json_value_at(text, at, line)
+
+    monkeypatch.setattr(importing, "json_value_at", spy)
+    monkeypatch.setattr(importing, "_MOST_CHARACTERS", 64)
+    (tmp_path / "log").write_text(broken * 1000 + 'x {"name": "nosuch", "latency_ms": 1}')
+    with pytest.raises(FileError, match="holds no measurement"):
+        read_measurements(tmp_path / "log", load_arch("gfx950"), op="gemm")
+    assert len(seen) in (1, 1001) and max(seen[1:], default=0) <= 64

@@ -23,6 +23,9 @@ from tilewise.problems.lines import BadLine, Line, csv_lines, read_bytes, read_t
 
 # Where a fragment of a log may start again after a broken one.
 _NEXT_FRAGMENT = re.compile(r'^[ \t]*\{|\{\s*"(?:name|kernel|kernel_name)"', re.MULTILINE)
+_OPENS = re.compile(r"\{\s*[\"}]")
+_MOST_CHARACTERS = 1 << 18
+"""Of an object that is not the first of its log."""
 _TELLING = re.compile(r'"(?:name|kernel|kernel_name|latency[^"]*|tflops[^"]*|perf_result)"')
 
 
@@ -167,18 +170,24 @@ def _expanded(parts: Iterable[JsonPart]) -> Iterator[Line]:
 
 
 def _fragments(text: str) -> Iterator[JsonPart]:
-    """JSON objects strewn over a log; broken ones that were measurements are reported."""
-    at, line, counted = text.find("{"), 1, 0
-    while at >= 0:
+    """JSON objects strewn over a log; broken ones that were measurements are reported.
+
+    Each is decoded from a piece: a decoder that fails counts all lines before, and there are files
+    of nothing but opening braces.
+    """
+    opened, line, counted, most = _OPENS.search(text), 1, 0, len(text)  # all may be one object
+    while opened:
+        at = opened.start()
         line, counted = line + text.count("\n", counted, at), at
-        part, end = json_value_at(text, at, line)
+        part, length = json_value_at(text[at : at + most], 0, line)
+        most = _MOST_CHARACTERS
         if part.value is not None:
             if _TELLING.search(part.text):
                 yield part
-            at = text.find("{", end)
+            opened = _OPENS.search(text, at + length)
             continue
         following = _NEXT_FRAGMENT.search(text, at + 1)
         end = following.start() if following else len(text)
         if _TELLING.search(text, at, end):
             yield JsonPart(line, text[at:end], None, part.reason)
-        at = text.find("{", end)
+        opened = _OPENS.search(text, end)

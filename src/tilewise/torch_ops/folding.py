@@ -12,26 +12,30 @@ from torch import Tensor
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.convolutions import dense_strides
 
+_Sign = tuple[Any, int, int]
 
-def _sign(part: Any) -> tuple[Any, int]:
+
+def _sign(part: Any) -> _Sign:
+    """What a part was: itself, how often it had changed, and where it lay, as `.data` is set."""
     if not isinstance(part, Tensor):
-        return part, 0
-    return ref(part), 0 if part.is_inference() else part._version
+        return part, 0, 0
+    return ref(part), 0 if part.is_inference() else part._version, part.data_ptr()
 
 
-def _is_same(part: Any, known: Any, version: int) -> bool:
+def _is_same(part: Any, known: Any, version: int, address: int) -> bool:
     """Tensors made for inference are never known to be: they do not count their changes."""
     if not isinstance(part, Tensor):
         return bool(known == part)
     is_it = isinstance(known, ref) and known() is part
-    return is_it and not part.is_inference() and part._version == version
+    is_kept = not part.is_inference() and part._version == version
+    return is_it and is_kept and part.data_ptr() == address
 
 
 class Kept:
     """What was made of tensors and numbers, as long as these stay what they were."""
 
     def __init__(self) -> None:
-        self._held: tuple[list[tuple[Any, int]], Any] | None = None
+        self._held: tuple[list[_Sign], Any] | None = None
         """What it was made of, and what was made: read and written at once, as threads share it."""
 
     def get(self, parts: Sequence[Any], make: Callable[[], Any]) -> Any:
@@ -46,11 +50,9 @@ class Kept:
         return made
 
 
-def _are_same(parts: Sequence[Any], sign: Sequence[tuple[Any, int]]) -> bool:
+def _are_same(parts: Sequence[Any], sign: Sequence[_Sign]) -> bool:
     """Whether these are the very tensors that something was made of, as they were then."""
-    return all(
-        _is_same(part, known, version) for part, (known, version) in zip(parts, sign, strict=True)
-    )
+    return all(_is_same(part, *was) for part, was in zip(parts, sign, strict=True))
 
 
 class Fold:

@@ -67,36 +67,38 @@ class Chain(ABC):
         self._adds_in_place, self._activates_in_place = in_place
         self._runs: dict[Any, Run | None] = {}
 
-    def __call__(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, layer: Any, norm: Any, x: Any, *added: Any) -> Tensor:
+        residual = added[0] if added else None
         if (
             type(x) in PLAIN
+            and (not added or type(residual) in PLAIN)
             and not x.is_neg()
             and self.is_of(layer, norm)
             and not is_seen()
             and not _has_hooks(layer, norm)
         ):
-            key = _key(layer, norm, x, residual)
             try:
+                key = _key(layer, norm, x, residual)
                 run = self._runs[key]
             except KeyError:
                 run = self._decide(key, layer, norm, x, residual)
-            except TypeError:  # settings given as lists
+            except (TypeError, RuntimeError):  # settings given as lists, tensors without strides
                 run = None
             if run is not None:
                 return run(layer, norm, x, residual)
-        return self.apart(layer, norm, x, residual)
+        return self.apart(layer, norm, x, *added)
 
     def is_of(self, layer: Any, norm: Any) -> bool:
         """Whether these are layers of the kind that the chain was found with."""
         return type(layer) is self._layer and type(norm) is self._norm
 
-    def apart(self, layer: Any, norm: Any, x: Tensor, residual: Tensor | None) -> Tensor:
+    def apart(self, layer: Any, norm: Any, x: Any, *added: Any) -> Tensor:
         """Layer by layer, as the model has it."""
-        return self.finished(layer(x) if norm is None else norm(layer(x)), residual)
+        return self.finished(layer(x) if norm is None else norm(layer(x)), *added)
 
-    def finished(self, result: Tensor, residual: Tensor | None) -> Tensor:
-        """What follows the layers, as the model has it."""
-        if residual is not None:
+    def finished(self, result: Tensor, *added: Any) -> Tensor:
+        """What follows the layers, as the model has it; anything may be added, and None fails."""
+        for residual in added:
             result = result.add_(residual) if self._adds_in_place else result + residual
         name = self.activation
         return (IN_PLACE if self._activates_in_place else ACTIVATE).get(name, ACTIVATE[name])(
@@ -435,8 +437,8 @@ def _norm_key(norm: Any) -> Any:
 def _residual_key(residual: Tensor) -> Any:
     """Its address counts too: kernels are compiled for one that is a multiple of 16 bytes."""
     is_aligned = type(residual) in PLAIN and residual.data_ptr() % 16 == 0
-    own = (residual.shape, residual.stride(), residual.dtype, residual.requires_grad)
-    return *own, residual.is_neg(), is_aligned
+    own = (residual.shape, residual.stride(), residual.dtype, residual.device)
+    return *own, residual.requires_grad, residual.is_neg(), is_aligned
 
 
 def has_hooks(layer: Any) -> bool:

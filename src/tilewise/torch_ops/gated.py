@@ -43,10 +43,10 @@ class Gated:
         self.activation = activation
         self._runs: dict[Any, Callable[[Tensor, Tensor], Tensor] | None] = {}
 
-    def __call__(self, layer: None, norm: None, g: Tensor, u: Tensor) -> Tensor:
-        if type(g) in PLAIN and type(u) in PLAIN and not is_seen():
+    def __call__(self, layer: None, norm: None, g: Any, u: Any) -> Tensor:
+        if _are_strided(g, u) and not is_seen():
             key = (
-                *(g.shape, g.stride(), u.stride(), g.dtype, u.dtype, g.device),
+                *(g.shape, g.stride(), u.stride(), g.dtype, u.dtype, g.device, u.device),
                 _is_grad_enabled() and (g.requires_grad or u.requires_grad),
                 CALLS.generation,
             )
@@ -56,7 +56,8 @@ class Gated:
                 run = self._decide(key, g, u)
             if run is not None and u.shape == g.shape and not _is_apart(g, u):
                 return run(g, u)
-        return ACTIVATE[self.activation](g) * u
+        product: Tensor = ACTIVATE[self.activation](g) * u
+        return product
 
     def _decide(self, key: Any, g: Tensor, u: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
         if is_capturing(g):  # nothing may be compiled now
@@ -69,6 +70,11 @@ class Gated:
             run = passes.trained if needs_gradient(g, u) else passes.forward
         self._runs[key] = run
         return run
+
+
+def _are_strided(*tensors: Any) -> bool:
+    """Whether all are plain tensors whose elements lie at strides; anything may be multiplied."""
+    return all(type(t) in PLAIN and t.layout is torch.strided for t in tensors)
 
 
 def _is_apart(g: Tensor, u: Tensor) -> bool:

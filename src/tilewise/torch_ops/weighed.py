@@ -42,16 +42,16 @@ class Weighed:
         self._in_place = in_place
         self._passes: dict[Any, WeighPass | None] = {}
 
-    def __call__(self, weight: Tensor, drop: Any, z: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor, drop: Any, z: Any, residual: Any) -> Tensor:
+        if not _is_one_pass(weight, z, residual):
+            return self._apart(weight, drop, z, residual)
         wants = needs_gradient(weight, z, residual)
         kind = z.shape, z.stride(), z.dtype, z.device
         key = (*kind, weight.dtype, wants, drop is None, CALLS.generation)
-        passes = None
-        if _is_one_pass(weight, z, residual):
-            try:
-                passes = self._passes[key]
-            except KeyError:
-                passes = self._decide(key, weight, z, residual)
+        try:
+            passes = self._passes[key]
+        except KeyError:
+            passes = self._decide(key, weight, z, residual)
         if passes is None:
             return self._apart(weight, drop, z, residual)
         factors = None if drop is None else drop(residual.new_ones((len(z), *[1] * (z.dim() - 1))))
@@ -76,8 +76,8 @@ class Weighed:
         self._passes[key] = found
         return found
 
-    def _apart(self, weight: Tensor, drop: Any, z: Tensor, residual: Tensor) -> Tensor:
-        result = weight * z
+    def _apart(self, weight: Tensor, drop: Any, z: Any, residual: Any) -> Tensor:
+        result: Tensor = weight * z
         if drop is not None:
             result = drop(result)
         return result.add_(residual) if self._in_place else result + residual
@@ -155,10 +155,12 @@ class _Weighed(torch.autograd.Function):
         return dweight, dz, dy, None, None
 
 
-def _is_one_pass(weight: Tensor, z: Tensor, residual: Tensor) -> bool:
+def _is_one_pass(weight: Tensor, z: Any, residual: Any) -> bool:
     """Whether our kernel reads these as they are and gives what PyTorch would."""
     tensors = (weight, z, residual)
     if not all(type(one) in PLAIN and one.dtype in NATIVE and not one.is_neg() for one in tensors):
+        return False
+    if not all(one.layout is torch.strided for one in tensors):
         return False
     if z.dim() < 2 or not z.numel() or residual.dtype != torch.promote_types(weight.dtype, z.dtype):
         return False
