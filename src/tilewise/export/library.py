@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +164,10 @@ def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple[Case, ..
             chosen = wanted.layouts if name == "layout" and wanted.layouts else known
             unknown = sorted(set(chosen) - set(known))
             if unknown:
-                raise InputError(f"{name} is {unknown[0]!r}; {op.name} has {', '.join(known)}")
+                raise InputError(
+                    f"{name} is {unknown[0]!r}; {op.name} has {', '.join(known)}; one that is for "
+                    f"another op is written as op:{unknown[0]}"
+                )
             asked[name] = tuple(chosen)
         found += cases(op, asked)
     return tuple(found)
@@ -188,6 +192,9 @@ def write_library(
     place = out.resolve()
     if place.exists():
         raise FileError(f"{out} exists already; name a new folder")
+    around = next(folder for folder in place.parents if folder.exists())
+    if not around.is_dir() or not os.access(around, os.W_OK):
+        raise FileError(f"{out} cannot be written: nothing can be made in {around}")
     written = Written()
     compiling = gpu.Compiling(max_workers, max_objects, on_progress)
     files = _files(exports, written, compiling)
