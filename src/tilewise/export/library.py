@@ -249,7 +249,6 @@ def _files(exports: Sequence[OpExport], written: Written, compiling: Compiling) 
     if is_gpu:
         parts.blobs |= objects.files()
         parts.texts |= dict(gpu.files(objects, parts.facts))
-        parts.take("launching.hpp", into="src/", out_of=GPU_ENGINE)
         written.objects, written.object_bytes = objects.count, objects.total_bytes
     else:
         parts.texts |= dict(cpu.files(exports, parts.facts))
@@ -266,6 +265,7 @@ def _runtime(parts: Parts, exports: Sequence[OpExport], objects: Sequence[str]) 
     """What all libraries have alike."""
     backend = "gpu" if exports[0].arch.kind == "gpu" else "cpu"
     parts.take("tilewise.cpp", "internal.hpp", f"{backend}.cpp", into="src/")
+    parts.take("launching.hpp", into="src/", out_of=GPU_ENGINE)
     parts.take(*SCORER_FILES, into="src/scorer/", out_of=scorer_source.INCLUDE)
     parts.take("tilewise.h", "tilewise.hpp", into="include/")
     parts.take("CMakeLists.txt")
