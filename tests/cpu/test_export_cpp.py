@@ -20,7 +20,7 @@ from stand_in import one_of_each
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import tolerance
 from tilewise.core.problem import Problem
-from tilewise.errors import NoKernelError, ProblemError
+from tilewise.errors import ProblemError
 from tilewise.export.cases import _drawn
 from tilewise.export.library import Wanted, prepared, write_library
 from tilewise.export.rules import OpExport
@@ -199,19 +199,3 @@ def test_the_example_runs(library: Exported) -> None:
     ran = subprocess.run([build / "example"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "0 of " in ran.stdout
-
-
-def test_nothing_can_serve_is_said(library: Exported, exports: list[OpExport]) -> None:
-    """Where Python raises, the library says which kernel came closest and what it lacked."""
-    gemm = exports[0]
-    selector = Selector(gemm.model, gemm.kernels, gemm.arch)
-    opened, made = library.open(threads=1), ctypes.c_void_p()
-    for problem in problems("gemm", COUNT):
-        try:
-            selector.select(problem)
-        except NoKernelError:
-            given = ctypes.byref(library.problem(problem))
-            assert library.call("tilewise_plan_for", opened, given, ctypes.byref(made)) == 2
-            assert "no kernel of the library can serve it" in library.said
-            return
-    pytest.skip("some kernel serves every problem")

@@ -54,8 +54,9 @@ LAYERS: tuple[dict[str, int], ...] = (
     {"c": 128, "k": 128, "g": 32, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1},
     {"c": 96, "k": 96, "g": 96, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1},
     {"c": 3, "k": 64, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1, "stride_h": 2, "stride_w": 2},
+    {"c": 96, "k": 96, "g": 4, "y": 3, "x": 3, "pad_h": 1, "pad_w": 1},
 )
-"""Dense, pointwise, strided, grouped, depthwise, and a first layer."""
+"""Dense, pointwise, strided, grouped, depthwise, a first layer, and groups of 24 channels."""
 
 
 def one_of_each(kernels: tuple[Kernel, ...], *traits: str) -> tuple[Kernel, ...]:
@@ -85,10 +86,10 @@ def gemm(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="module", params=CONVS)
 def conv(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """One CUDA kernel of each family, and one with atomics where there are such."""
+    """One kernel of each family, CUDA's and Triton's, and one with atomics where there are such."""
     op = get_op(request.param)
-    pool = [k for k in load_pool(op, ARCH, ["cuda"]) if getattr(k, "dtype", "") == "bf16"]
-    kernels = one_of_each(tuple(pool), "family", "atomic", "spreads_nonfinite")
+    pool = [k for k in load_pool(op, ARCH, ["cuda", "triton"]) if getattr(k, "dtype", "") == "bf16"]
+    kernels = one_of_each(tuple(pool), "engine", "family", "atomic", "spreads_nonfinite")
     layers = [ConvProblem(**sizes(op.name, layer, 8, 28, 28)) for layer in LAYERS]
     model = model_of(op.name, kernels, layers)
     export = prepared(Wanted(op=op.name, arch=ARCH, dtypes=("bf16",), model=model))

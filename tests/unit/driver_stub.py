@@ -49,6 +49,7 @@ class Stub:
     def __init__(self, folder: Path, name: str = "") -> None:
         self._library = library(folder, name)
         self._library.tw_forget()
+        self.tell(())  # what was told of a function that nobody loaded
         self.drivers = {
             "nvidia": told(CudaDriver)(self._library),
             "amd": told(HipDriver)(self._library),
@@ -81,6 +82,7 @@ class Stub:
 
     def forget(self) -> None:
         self._library.tw_forget()
+        self.tell(())  # what was told of a function that nobody loaded
 
 
 def install(stub: Stub, monkeypatch: pytest.MonkeyPatch, device: int = -1) -> None:

@@ -59,6 +59,13 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    ran = CliRunner().invoke(app, ["export-cpp", str(tmp_path / "file" / "out"), *USUAL])
+    assert "nothing can be made in" in str(ran.exception)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_top_keeps_kernels_that_win_and_tells_the_loss(tmp_path: Path) -> None:
     problems = tmp_path / "shapes.csv"
     rows = [f"{m},{n},{k}" for m in (1, 64, 1024) for n in (64, 1000) for k in (64, 512)]

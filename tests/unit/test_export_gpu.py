@@ -302,6 +302,12 @@ def test_what_the_driver_answers_is_a_value_and_its_device_is_kept(
     assert execute(ADDRESSES, size) == 5
     assert "unspecified launch failure" in exported.said
 
+    empty = exported.problem(GemmProblem(m=0, n=512, k=4096, dtype="bf16"))
+    made = ctypes.byref(ctypes.c_void_p())
+    assert exported.call("tilewise_plan_for", opened, ctypes.byref(empty), made) == 2
+    assert "can serve it; gemm_triton_splitk" in exported.said
+    assert "there is nothing to compute" in exported.said
+
     plan = exported.plan(exported.open(device=1), GemmProblem(m=64, n=512, k=4096, dtype="bf16"), 0)
     stub.use(0)
     stub.forget()

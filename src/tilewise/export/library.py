@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +164,10 @@ def _cases(wanted: Wanted, words: Mapping[str, Sequence[str]]) -> tuple[Case, ..
             chosen = wanted.layouts if name == "layout" and wanted.layouts else known
             unknown = sorted(set(chosen) - set(known))
             if unknown:
-                raise InputError(f"{name} is {unknown[0]!r}; {op.name} has {', '.join(known)}")
+                raise InputError(
+                    f"{name} is {unknown[0]!r}; {op.name} has {', '.join(known)}; one that is for "
+                    f"another op is written as op:{unknown[0]}"
+                )
             asked[name] = tuple(chosen)
         found += cases(op, asked)
     return tuple(found)
@@ -188,6 +192,9 @@ def write_library(
     place = out.resolve()
     if place.exists():
         raise FileError(f"{out} exists already; name a new folder")
+    around = next(folder for folder in place.parents if folder.exists())
+    if not around.is_dir() or not os.access(around, os.W_OK):
+        raise FileError(f"{out} cannot be written: nothing can be made in {around}")
     written = Written()
     compiling = gpu.Compiling(max_workers, max_objects, on_progress)
     files = _files(exports, written, compiling)
@@ -242,7 +249,6 @@ def _files(exports: Sequence[OpExport], written: Written, compiling: Compiling) 
     if is_gpu:
         parts.blobs |= objects.files()
         parts.texts |= dict(gpu.files(objects, parts.facts))
-        parts.take("launching.hpp", into="src/", out_of=GPU_ENGINE)
         written.objects, written.object_bytes = objects.count, objects.total_bytes
     else:
         parts.texts |= dict(cpu.files(exports, parts.facts))
@@ -259,6 +265,7 @@ def _runtime(parts: Parts, exports: Sequence[OpExport], objects: Sequence[str]) 
     """What all libraries have alike."""
     backend = "gpu" if exports[0].arch.kind == "gpu" else "cpu"
     parts.take("tilewise.cpp", "internal.hpp", f"{backend}.cpp", into="src/")
+    parts.take("launching.hpp", into="src/", out_of=GPU_ENGINE)
     parts.take(*SCORER_FILES, into="src/scorer/", out_of=scorer_source.INCLUDE)
     parts.take("tilewise.h", "tilewise.hpp", into="include/")
     parts.take("CMakeLists.txt")

@@ -29,28 +29,20 @@ PyObject *PyLong_FromLong(long);
 
 namespace {
 
-constexpr int kFastCall = 0x0080;
-constexpr uint32_t kMostParameters = 256;
-constexpr uint32_t kMostMaps = 16;
-constexpr uint32_t kMapBytes = 128;
+using namespace launching;
 
-enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
+constexpr int kFastCall = 0x0080;
 
 struct Driver {
   uint64_t is_cuda;
   void *launch, *clear, *current_context, *use_context;
 };
 
-struct Parameter {
-  uint32_t kind, index;  // of the call's values
-  uint64_t number;       // or what is added to the address
-};
-
 // One kernel, or with no function a piece of memory to clear: the first parameter, `size` bytes.
 struct Step {
   void *function;
   uint64_t size;
-  launching::Shape shape;
+  Shape shape;
   uint32_t unused;
   uint64_t count;
   Parameter parameters[1];
@@ -77,10 +69,9 @@ int perform(const Driver *driver, const Step *step, void *stream, void **paramet
     return reinterpret_cast<int (*)(void *, int, size_t, void *)>(driver->clear)(
         *static_cast<void **>(parameters[0]), 0, step->size, stream);
   void *launch = driver->launch;
-  return driver->is_cuda ? launching::on_cuda(reinterpret_cast<launching::CudaLaunch>(launch), step->shape,
-                                              step->function, stream, parameters)
-                         : launching::on_hip(reinterpret_cast<launching::HipLaunch>(launch), step->shape,
-                                             step->function, stream, parameters);
+  return driver->is_cuda
+             ? on_cuda(reinterpret_cast<CudaLaunch>(launch), step->shape, step->function, stream, parameters)
+             : on_hip(reinterpret_cast<HipLaunch>(launch), step->shape, step->function, stream, parameters);
 }
 
 int run(const Plan *plan, const Step *step, void *stream, void **parameters) {

@@ -1,9 +1,18 @@
-// How NVIDIA's and AMD's drivers are asked to start a kernel.
+// What a kernel is given, and how NVIDIA's and AMD's drivers are asked to start it.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 namespace launching {
+
+constexpr uint32_t kMostParameters = 256, kMostMaps = 16, kMapBytes = 128;
+
+enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
+
+struct Parameter {
+  uint32_t kind, index;  // of the call's values
+  uint64_t number;       // its bits, or what is added to the address
+};
 
 struct Shape {
   uint32_t grid[3], cluster[3], threads, smem_bytes;

@@ -9,7 +9,6 @@
 
 #include "gpu_objects.hpp"
 #include "internal.hpp"
-#include "launching.hpp"
 
 namespace tilewise::detail {
 
@@ -17,8 +16,8 @@ const uintptr_t address_alignment = 16;
 
 namespace {
 
-constexpr uint32_t kMostParameters = 256, kMostMaps = 16;
-constexpr size_t kMapBytes = 128, kRememberedMaps = 64;
+using launching::kMapBytes, launching::kMostMaps, launching::kMostParameters;
+constexpr size_t kRememberedMaps = 64;
 
 constexpr std::initializer_list<const char *> kCudaNames = {"libcuda.so.1", "libcuda.so"};
 constexpr std::initializer_list<const char *> kHipNames = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"};

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launching.hpp"
 #include "tilewise.h"
 
 namespace tilewise::detail {
@@ -100,13 +101,9 @@ struct Functions {
 
 // ------------------------------------------------------------------------------------- launches
 
-enum Kind : uint32_t { kNumber = 0, kAddress = 1, kMap = 2 };
-
-struct Parameter {
-  uint32_t kind;
-  uint32_t index;   // of the tensors, behind which the workspace comes, or of the maps
-  uint64_t number;  // its bits, or what is added to the address
-};
+using launching::kAddress, launching::kMap, launching::kNumber;
+// Tensors of a call are numbered first, then comes the workspace; maps have numbers of their own.
+using launching::Parameter;
 
 // A TMA descriptor over a tensor of the call; dimensions innermost first.
 struct Map {

@@ -60,7 +60,7 @@ typedef struct tilewise_plan tilewise_plan;       /* a kernel that is ready for 
 /* A device or driver that does not fit is refused. Options that are null are the usual ones. */
 tilewise_status tilewise_open(const tilewise_options *options, tilewise_library **made, char *why,
                               size_t room);
-/* Plans that are still held keep what they need. */
+/* Plans that are still held keep what they need; kernels that a GPU has loaded stay loaded. */
 void tilewise_close(tilewise_library *library);
 
 /* How many kernels an op has, and their names: 0 and "" where there is no such op or kernel. */
