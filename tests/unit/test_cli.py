@@ -168,7 +168,7 @@ def test_rank_of_no_work_shows_no_table() -> None:
         (["kernels", "count", "--op", "gemm", "--engine", "abacus"], "'abacus'"),
         (["kernels", "count", "--op", "gemm", "--config", "/dev/null"], "not a config"),
         (["kernels", "check", "--op", "gemm", "--file", "/bin/true"], "cannot be read"),
-        (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "no file name"),
+        (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "not a file name"),
         (["build", "--op", "gemm", "--arch", "gfx942", "--engine", "ck_tile"], "own library"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K"], "'K' is not KEY=VALUE"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "gemm has no Z"),

@@ -52,7 +52,7 @@ def _any(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Chooses, builds and runs the fastest tile kernel for a GEMM or convolution."""
+    """Chooses, builds and runs the fastest kernel for a GEMM or convolution."""
 
 
 app.add_typer(arch.app, name="arch")

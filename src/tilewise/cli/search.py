@@ -30,17 +30,17 @@ def search(
     dtype: DtypeOption = None,
     model: ModelOption = None,
     strategy: Annotated[str, typer.Option(help="random or de (differential evolution).")] = "de",
-    budget: Annotated[int, typer.Option(min=1, help="Kernels that may be scored.")] = 200,
+    budget: Annotated[int, typer.Option(min=1, help="How many kernels may be scored.")] = 200,
     top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     engine: EngineOption = None,
     expression: FilterOption = None,
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Searches the whole kernel space for one problem.
+    """Searches the whole space of kernels for one problem.
 
-    The same seed gives the same answer.
+    The same seed gives the same result.
     """
     from tilewise.learn.search import legal_kernels, model_score
     from tilewise.learn.search import search as look

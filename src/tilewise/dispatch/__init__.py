@@ -46,7 +46,7 @@ def _dispatcher(op: str, arch: Arch, under: Settings) -> Dispatcher:
 def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | None = None) -> Choice:
     """The kernel that tilewise would run for `problem`; nothing is built or run."""
     if not isinstance(problem, Problem):
-        raise InputError(f"{problem!r} is no problem; pass a GemmProblem or a ConvProblem")
+        raise InputError(f"{problem!r} is not a problem; pass a GemmProblem or a ConvProblem")
     return default_dispatcher(problem.op, resolve_arch(arch)).select(problem, top_k=top_k)
 
 

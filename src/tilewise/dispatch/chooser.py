@@ -90,6 +90,10 @@ def _charged(keys: Iterable[Key], copies_us: CopyCosts) -> Iterator[Key]:
         yield heapq.heappop(waiting)
 
 
+_WHO = {"measured": "what `tune` measured", "model": "the model", "analytic": "the analytic model"}
+"""Path of a ranker -> who it is, for people."""
+
+
 class Chooser:
     """Makes and remembers the choices of one registry."""
 
@@ -191,13 +195,13 @@ class Chooser:
         if not ranking:
             return None
         path, notes = asked.ranker.path, asked.notes
-        reason = f"the fastest by the {path} ranking"  # of how many is counted when asked
+        reason = f"predicted fastest by {_WHO.get(path, path)}"
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
-            notes.append(f"of kernels that tie, {taken}")
+            notes.append(f"of the kernels that tie with it, {taken} is taken")
         if self._is_reshaped(ranking[0].kernel, problem, asked.simple):
-            notes.append(f"its tensors are read as those of {differing(asked.simple, problem)}")
+            notes.append(f"its tensors are read as {differing(asked.simple, problem)}")
         if (caveat := asked.ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
@@ -331,9 +335,9 @@ class Chooser:
                 ties.append((place, ranked.kernel, behind))
         for place, kernel, _ in ties:
             if kernel.engine == "vendor":
-                return place, "the vendor's"
+                return place, "the vendor's routine"
         for place, kernel, behind in ties:
             build = self.registry.build_of(kernel)
             if behind <= TIE and build is not None and build.status == "ok":
-                return place, "the one already built"
+                return place, "one that is already built"
         return 0, ""

@@ -187,7 +187,7 @@ def write_library(
     """The library as a new folder; whatever goes wrong, nothing is left behind."""
     place = out.resolve()
     if place.exists():
-        raise FileError(f"{out} exists already; name a new folder")
+        raise FileError(f"{out} already exists; choose a new folder")
     written = Written()
     compiling = gpu.Compiling(max_workers, max_objects, on_progress)
     files = _files(exports, written, compiling)
@@ -200,7 +200,7 @@ def write_library(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(body)
             if place.exists():
-                raise FileError(f"{out} exists already; name a new folder")
+                raise FileError(f"{out} already exists; choose a new folder")
             fresh.rename(place)
     except OSError as error:
         raise FileError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -161,20 +161,20 @@ def headline(facts: Facts) -> str:
 
 def lead(facts: Facts) -> str:
     """What the page comes to, in a sentence or two."""
-    told = []
+    sentences = []
     if facts.choices is not None:
         percent = 100 * facts.choices.efficiency
-        told.append(
+        sentences.append(
             f"On average the chosen kernel runs at {percent.mean():.1f} % of the fastest kernel's "
             f"speed, and nine choices in ten reach {np.percentile(percent, 10):.1f} %."
         )
     vendor = facts.vendor
     if vendor is not None:
-        told.append(
+        sentences.append(
             f"The vendor's own routine reaches {100 * vendor.mean:.1f} % on average and is the "
             f"fastest for {vendor.won:,} of {vendor.problems:,} problems."
         )
-    return " ".join(told).replace(" %", "\N{NO-BREAK SPACE}%")
+    return " ".join(sentences).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def cards(facts: Facts) -> str:

@@ -37,7 +37,7 @@ def prepare(model: nn.Module, *inputs: Any, workers: int | None = None) -> list[
 def require_module(model: Any) -> None:
     """Raises where `model` is none."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+        raise InputError(f"a {type(model).__name__} is not a model; pass a torch.nn.Module")
 
 
 def run_once(model: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -252,7 +252,7 @@ def unpatch(model: AnyModule) -> AnyModule:
 
 def _modules(model: Any) -> Iterator[nn.Module]:
     if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+        raise InputError(f"a {type(model).__name__} is not a model; pass a torch.nn.Module")
     return model.modules()
 
 
