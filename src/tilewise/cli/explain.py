@@ -166,10 +166,9 @@ def tell(report: dict[str, Any], model: str) -> None:
 
 def against(report: dict[str, Any]) -> None:
     """What speaks for the choice, against the others and against the runner-up."""
-    columns = ["feature", "chosen", "others", "worth %"]
-    for title, key in (
-        ("What puts it ahead of the other kernels", "moved_by"),
-        ("What sets it apart from the runner-up", "reasons"),
+    for title, key, other in (
+        ("What puts it ahead of the other kernels", "moved_by", "others"),
+        ("What sets it apart from the runner-up", "reasons", "runner-up"),
     ):
         if key == "reasons":
             tie = ", which is a tie" if report["is_tie"] else ""
@@ -177,7 +176,7 @@ def against(report: dict[str, Any]) -> None:
             out.print(f"runner-up: {report['runner_up']}, expected to be {gap}", soft_wrap=True)
         rows = [[p["feature"], p["chosen"], p["others"], p["percent"]] for p in report[key]]
         if rows:
-            table(title, columns, rows)
+            table(title, ["feature", "chosen", other, "effect %"], rows)
 
 
 def predict(
