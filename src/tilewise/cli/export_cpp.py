@@ -28,7 +28,9 @@ WantedArchOption = Annotated[
 DtypesOption = Annotated[list[str], typer.Option("--dtype", help="Of the operands (repeatable).")]
 OutDtypesOption = Annotated[
     list[str] | None,
-    typer.Option("--out-dtype", help="Of the result (repeatable); default: the usual one for the operands."),
+    typer.Option(
+        "--out-dtype", help="Of the result (repeatable); default: the usual one for the operands."
+    ),
 ]
 LayoutsOption = Annotated[
     list[str] | None,

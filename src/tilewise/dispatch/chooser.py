@@ -23,7 +23,7 @@ from tilewise.dispatch.padding import Copies, CopyCosts, aligned
 from tilewise.dispatch.reshaping import differing, reshaped_for, simpler
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
-from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import TIE, WHO, Choice, Ranked, Ranker, Ranking
 from tilewise.settings import settings
 
 if TYPE_CHECKING:
@@ -88,10 +88,6 @@ def _charged(keys: Iterable[Key], copies_us: CopyCosts) -> Iterator[Key]:
             yield key
     while waiting:
         yield heapq.heappop(waiting)
-
-
-_WHO = {"measured": "what `tune` measured", "model": "the model", "analytic": "the analytic model"}
-"""Path of a ranker -> who it is, for people."""
 
 
 class Chooser:
@@ -195,7 +191,7 @@ class Chooser:
         if not ranking:
             return None
         path, notes = asked.ranker.path, asked.notes
-        reason = f"predicted fastest by {_WHO.get(path, path)}"
+        reason = f"predicted fastest by {WHO.get(path, path)}"
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
