@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tilewise.cli import console
+from tilewise.cli import console, problems
 
 COLUMNS = ["problem", "kernel", "chosen by", "tilewise GFLOPS", "NumPy", "PyTorch", "vs best"]
 ROWS = [
@@ -47,6 +47,17 @@ def test_numbers_stand_right_though_some_are_missing(
     head = next(line for line in lines if "NumPy" in line)
     row = next(line for line in lines if "19.5" in line)
     assert row.index("19.5") + len("19.5") == head.index("NumPy") + len("NumPy")
+
+
+def test_a_networks_layers_fit_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    problems.network("resnet50", batch=4)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.endswith(", all with N=4, G=1, dilation=1")
+    assert any("layer1.0.downsample" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_what_is_no_json_is_null(capsys: pytest.CaptureFixture[str]) -> None:

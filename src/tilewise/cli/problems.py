@@ -353,11 +353,17 @@ def _give(
 def _show(found: ProblemSet, most: int = 40) -> None:
     """A table narrow enough to read: what all problems share stands in its title."""
     told = [{**get_op(problem.op).problems.brief(problem), **labels} for problem, labels in found]
-    shared = {k: v for k, v in told[0].items() if k in _SHARED and all(r.get(k) == v for r in told)}
-    columns = [key for key in dict.fromkeys(k for row in told for k in row) if key not in shared]
-    title = " ".join([str(len(found)), *map(str, shared.values()), "problems"])
+    alike = {k: v for k, v in told[0].items() if all(row.get(k) == v for row in told)}
+    every = dict.fromkeys(key for row in told for key in row)
+    columns = [key for key in every if key not in alike]
+    if not columns:  # one problem, or one several times
+        columns = [key for key in every if key not in _SHARED]
+    same = ", ".join(f"{k}={v}" for k, v in alike.items() if k not in (*_SHARED, *columns))
+    title = " ".join([str(len(found)), *(str(alike[k]) for k in alike if k in _SHARED), "problems"])
+    title += f", all with {same}" * bool(same)
     rows = [[row.get(column, "") for column in columns] for row in told[:most]]
-    table(title + (f", the first {most}" if len(found) > most else ""), columns, rows)
+    out.print(title + (f"; the first {most}" if len(found) > most else ""), soft_wrap=True)
+    table("", columns, rows)
 
 
 _SHARED = ("network", "op", "dtype", "layout")

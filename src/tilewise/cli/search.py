@@ -16,9 +16,9 @@ from tilewise.cli.console import (
     listing,
     parse_problem,
 )
-from tilewise.cli.explain import ProblemWords
+from tilewise.cli.explain import ProblemWords, fitting_model
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
-from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.models import ModelOption
 from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
@@ -47,7 +47,7 @@ def search(
 
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
-    found = pick_model(model, op, chosen, dtype)
+    found = fitting_model(model, problem, chosen, dtype)
     engines = engine or [e for e in found.calibration.engines if e != "any"]
     with telling("searching"):
         pool = pick(op, chosen, problem.dtype, engines, expression, config)

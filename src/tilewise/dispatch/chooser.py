@@ -226,7 +226,7 @@ class Chooser:
                 why = ranker.why_unfit(seen, self.registry.arch)
                 if why is None:
                     return Question(problem, simple, ranker, seen, notes)
-            notes.append(f"{ranker.path}: {why}")
+            notes.append(f"{ranker.path} not used: {why}")
         return Question(problem, simple, last, simple, notes)
 
     def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[str, str]]:
