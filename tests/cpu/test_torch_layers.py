@@ -130,7 +130,7 @@ def test_a_table_says_what_serves_each_layer(monkeypatch: pytest.MonkeyPatch) ->
         *("0", "(Conv2d)", "2x3x4x4", "float32", "+", "gradients"),
         *("tilewise", "10.0", "faster"),
     ]
-    with pytest.raises(InputError, match="no model"):
+    with pytest.raises(InputError, match="not a model"):
         tw.layers([])  # type: ignore[arg-type]
 
 

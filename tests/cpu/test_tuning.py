@@ -275,5 +275,5 @@ def test_what_counts_no_kernels_is_refused(tmp_path: Path, top: Any) -> None:
 
 
 def test_only_models_are_tuned() -> None:
-    with pytest.raises(InputError, match="no model"):
+    with pytest.raises(InputError, match="not a model"):
         tw.tune([])  # type: ignore[arg-type]
