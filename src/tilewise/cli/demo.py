@@ -88,7 +88,7 @@ class DemoRow:
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """Shows what tilewise does, on this machine, in about a minute.
+    """Tries everything on this machine, in about a minute.
 
     Builds kernels, times them, trains a model, judges it, runs what is chosen, and asks about an
     H200. If there is a GPU, it runs there too. Exits with 1 if a result is wrong.

@@ -57,7 +57,7 @@ def live_arch(tensor: Any) -> Arch:
 
 
 def run(problem: Problem, *tensors: Any, out: Any = None) -> Result:
-    """Computes `problem` where its tensors are, with the kernel that `select` chooses."""
+    """Computes `problem` on its tensors' device, with the kernel that `select` chooses."""
     if not tensors:
         raise TensorError("run() needs the operands after the problem")
     return default_dispatcher(problem.op, live_arch(tensors[0])).run(problem, *tensors, out=out)
