@@ -269,7 +269,7 @@ def test_doctor_runs_engines_and_lists_models(tmp_path: Path) -> None:
     assert "its result is right" in told["vendor engine"]["detail"]
     assert told["model torn"]["status"] == "broken"
     assert told["model sm_90_gemm"]["status"] == "ok"
-    assert "by cpu" in told["serving conv_fwd"]["detail"]
+    assert " cpu and " in told["serving conv_fwd"]["detail"]
 
 
 OLD_MESSAGES = [

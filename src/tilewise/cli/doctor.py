@@ -221,13 +221,13 @@ def _served(op: str, arch: Arch, models: Sequence[str], unable: set[str]) -> str
     for name in [name for name in counts if not is_foreign(name)]:
         if name in unable or get_engine(name).why_unavailable():
             del counts[name]
-    able = ", ".join(f"{count} {name}" for name, count in counts.items())
+    able = " and ".join(f"{count} {name}" for name, count in counts.items())
     if set(counts) <= {"vendor"}:
         return "only the vendor's routine" if counts else "nothing"
     chosen = " and ".join(
         [*models, "the analytic model otherwise" if models else "the analytic model"]
     )
-    return f"{able}; chosen by {chosen}"
+    return f"{able} kernels; chosen by {chosen}"
 
 
 _CHECKS: tuple[Callable[[], Iterator[Row]], ...] = (
