@@ -84,7 +84,7 @@ $(BIN)/python:
 
 # Stamps of their own: the demo never waits for PyTorch, Ray or the linters.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@echo "Installing what the demo needs: $(if $(GPU),PyTorch for the NVIDIA GPU$(COMMA) some GB,about 110 MB$(COMMA) no PyTorch)."
+	@echo "Installing what the demo needs: $(if $(GPU),PyTorch for the NVIDIA GPU$(COMMA) some GB,about 130 MB$(COMMA) no PyTorch)."
 	$(INSTALL) --editable '.[demo$(if $(GPU),$(COMMA)gpu)]'
 	@touch $@
 

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 
 
 class TilewiseError(Exception):
-    """The root: catching it catches everything tilewise raises on purpose."""
+    """The base class of everything that tilewise raises on purpose."""
 
 
 class InputError(TilewiseError, ValueError):

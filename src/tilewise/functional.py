@@ -48,7 +48,7 @@ if "torch" in sys.modules:  # so that a compiled function finds it imported
 
 
 def matmul(a: Any, b: Any, *, out: Any = None, deterministic: bool = False) -> Any:
-    """`a @ b` as NumPy and PyTorch mean it: matrices, vectors, and batches that broadcast."""
+    """`a @ b` as in NumPy and PyTorch: matrices, vectors, and batches that broadcast."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _multiply(a, b, out, deterministic)
     return (_torch_ops or _of_tensors(a, b)).matmul(a, b, out, deterministic)
@@ -73,7 +73,7 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
 def scaled_matmul(
     a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """The product of fp8 tensors, scaled as a whole or by rows of a and columns of b."""
+    """The product of fp8 tensors, with one scale per tensor or per row of a and column of b."""
     front = _torch_ops or _of_tensors(a, b)
     kind = {} if out_dtype is None else {"out_dtype": out_dtype}
     return front.scaled_matmul(a, b, scale_a, scale_b, bias, **kind)
@@ -93,7 +93,7 @@ def conv1d(
     out: Any = None,
     deterministic: bool = False,
 ) -> Any:
-    """x [N, C, W] convolved with w [K, C / groups, X]; settings mean what they do in PyTorch.
+    """x [N, C, W] convolved with w [K, C / groups, X]; settings are those of PyTorch.
 
     The result is activation(sum + bias + residual), rounded once where a kernel of ours serves;
     activations are `relu`, `gelu` and `silu`, and a residual is a tensor like the result.

@@ -60,4 +60,6 @@ def _path(name: str, text: str) -> Path:
     try:
         return Path(text).expanduser().absolute()  # wherever the program goes
     except RuntimeError:  # of a user who is not there, or who has no home
-        raise InputError(f"{name} is {text!r}, whose ~ leads nowhere; name the folder") from None
+        raise InputError(
+            f"{name} is {text!r}, whose ~ cannot be resolved; give the folder's full path"
+        ) from None

@@ -86,5 +86,5 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     told = found["h200"]["replayed"]
     assert (told["problems"], told["mean"], told["min"]) == (609, 99.2, 87.8)
     assert [c["kernel"].split("_")[0] for c in found["h200"]["choices"]] == ["gemm"] * 3 + ["conv"]
-    for part in ("1. What is here", "5. Ask about", "In short"):
+    for part in ("1. This machine", "5. Ask about", "In short"):
         assert part in ended.stderr

@@ -69,7 +69,7 @@ def test_rankers_are_asked_about_the_shapes_that_they_know(direction: str) -> No
         ranker = Timetable(known)
         choice = Dispatcher(registry, rankers=[ranker]).select(problem)
         assert ranker.asked >= {known[0]} and choice.path == "model"
-        assert choice.problem == problem and "read as those of" in choice.reason
+        assert choice.problem == problem and "its tensors are read as" in choice.reason
         assert f"C={other.c} " in choice.reason
     assert Dispatcher(registry, rankers=[Timetable([])]).select(problem).path == "analytic"
 

@@ -63,5 +63,5 @@ def test_a_model_in_training_is_left_as_it_was(
 
 
 def test_only_models_are_prepared() -> None:
-    with pytest.raises(InputError, match=r"a str is no model; pass a torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"a str is not a model; pass a torch\.nn\.Module"):
         tw.prepare("resnet50")

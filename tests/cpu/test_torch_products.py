@@ -226,7 +226,7 @@ def test_nothing_is_no_tensor() -> None:
             call()
     with pytest.raises(TensorError, match="out is a ndarray"):
         tw.matmul(a, a, out=a.numpy())
-    with pytest.raises(InputError, match="a int is no model"):
+    with pytest.raises(InputError, match="a int is not a model"):
         tw.patch(3)
 
 

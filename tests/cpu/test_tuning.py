@@ -156,7 +156,7 @@ def test_broken_files_are_left_out(
 
 def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "plan.json")
-    with pytest.raises(FileError, match="no regular file"):
+    with pytest.raises(FileError, match="not a regular file"):
         read_plan(tmp_path / "plan.json", detect("cpu"))
 
 
@@ -174,7 +174,7 @@ def test_nothing_waits_for_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     os.mkfifo(tmp_path / "plan.json")
     tw.use_plan(tmp_path / "plan.json")
     assert tw.select(PROBLEM).path != "measured"
-    assert "no regular file" in caplog.text
+    assert "not a regular file" in caplog.text
 
 
 def test_what_cannot_be_added_to_is_known_before_anything_is_timed(
@@ -275,5 +275,5 @@ def test_what_counts_no_kernels_is_refused(tmp_path: Path, top: Any) -> None:
 
 
 def test_only_models_are_tuned() -> None:
-    with pytest.raises(InputError, match="no model"):
+    with pytest.raises(InputError, match="not a model"):
         tw.tune([])  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ def test_what_cannot_be_judged_says_why(tape: Path, tmp_path: Path) -> None:
         (("--problems", "{problems}", "--dtype", "bf16"), "bf16"),
         (("--problems", "{problems}", "--filter", "famly == 1"), "did you mean"),
         (("--problems", "{problems}", "--policy", "hasty"), "hasty"),
-        (("--problems", "{problems}", "--model", "/no/such/model"), "no model"),
+        (("--problems", "{problems}", "--model", "/no/such/model"), "not a model"),
     ],
 )
 def test_bad_input_is_two(words: tuple[str, ...], says: str, tape: Path, problems: Path) -> None:

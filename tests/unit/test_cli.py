@@ -152,6 +152,13 @@ def test_a_clusters_address_is_for_ray() -> None:
         executor("local", WorkerConfig(engines=(), policy=Policy(), kind="cpu"), 1, "x:1")
 
 
+def test_search_asks_no_model_of_another_op() -> None:
+    words = f"--op conv_fwd --arch sm_90 --dtype bf16 --model {SHIPPED / 'sm_90_gemm'}"
+    done = tilewise("search", *words.split(), "N=1", "C=8", "K=8", "Hi=8", "Wi=8", "Y=1", "X=1")
+    assert done.returncode == 2
+    assert "cannot be asked: the model is for gemm, the problem is conv_fwd" in done.stderr
+
+
 def test_rank_of_no_work_shows_no_table() -> None:
     ran = tilewise(*("rank", "--op", "gemm", "--arch", "x86_avx2", "M=5", "N=3", "K=0"))
     assert "a size is zero" in ran.stdout
@@ -168,7 +175,7 @@ def test_rank_of_no_work_shows_no_table() -> None:
         (["kernels", "count", "--op", "gemm", "--engine", "abacus"], "'abacus'"),
         (["kernels", "count", "--op", "gemm", "--config", "/dev/null"], "not a config"),
         (["kernels", "check", "--op", "gemm", "--file", "/bin/true"], "cannot be read"),
-        (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "no file name"),
+        (["kernels", "export", "/", "--op", "gemm", "--arch", "x86_avx2"], "not a file name"),
         (["build", "--op", "gemm", "--arch", "gfx942", "--engine", "ck_tile"], "own library"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K"], "'K' is not KEY=VALUE"),
         (["rank", "--op", "gemm", "M=1", "N=1", "K=1", "Z=1"], "gemm has no Z"),

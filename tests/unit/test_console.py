@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tilewise.cli import console
+from tilewise.cli import bench, console, problems
+from tilewise.ops.conv.problem import ConvProblem
 
 COLUMNS = ["problem", "kernel", "chosen by", "tilewise GFLOPS", "NumPy", "PyTorch", "vs best"]
 ROWS = [
@@ -47,6 +48,28 @@ def test_numbers_stand_right_though_some_are_missing(
     head = next(line for line in lines if "NumPy" in line)
     row = next(line for line in lines if "19.5" in line)
     assert row.index("19.5") + len("19.5") == head.index("NumPy") + len("NumPy")
+
+
+def test_a_networks_layers_fit_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    problems.network("resnet50", batch=4)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.endswith(", all with N=4, G=1, dilation=1")
+    assert any("layer1.0.downsample" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_numpys_convolution_is_no_yardstick(
+    library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = dict.fromkeys(("time_us", "spread_us", "predicted_us", "tflops", "gb_s"), 1.0)
+    row = {"kernel": f"conv_fwd_vendor_{library}", "status": "ok", "is_selected": False}
+    problem = ConvProblem(n=1, c=8, k=8, h=8, w=8, y=3, x=3)
+    bench.tell([{**numbers, **row, "vs_vendor_interval": None}], problem, "a device")
+    assert ("install PyTorch" in capsys.readouterr().out) == (library == "numpy")
 
 
 def test_what_is_no_json_is_null(capsys: pytest.CaptureFixture[str]) -> None:

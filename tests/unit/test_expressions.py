@@ -90,6 +90,8 @@ def test_unknown_fields_suggest_the_nearest() -> None:
         parse("zzzzzz > 1", VALUES)
     with pytest.raises(ExpressionError, match="write words in quotes, as 'compv4'"):
         parse("pipeline == compv4", VALUES)
+    with pytest.raises(ExpressionError, match="write == to compare"):
+        parse("x = 1", VALUES)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_device_unlike_the_trained_one_is_told() -> None:
     assert how_different(model, model.trained_on) is None
     told = how_different(model, model.trained_on.with_figures(compute_units=64))
     assert told is not None
-    assert "64 units where it had 1" in told
+    assert "64 units instead of 1" in told
 
 
 def test_a_choice_tells_where_the_device_differs() -> None:
@@ -105,7 +105,7 @@ def test_a_choice_tells_where_the_device_differs() -> None:
     for arch, is_told in ((trained, False), (trained.with_figures(compute_units=64), True)):
         choice = default_registry("gemm", arch).select(problem)
         assert choice.path == "model"
-        assert ("64 units where it had 1" in choice.reason) == is_told
+        assert ("64 units instead of 1" in choice.reason) == is_told
 
 
 @pytest.mark.parametrize("op", ["gemm", "conv_fwd", "conv_bwd_data", "conv_bwd_weight"])

@@ -242,7 +242,7 @@ def test_an_unknown_triton_leaves_the_work_to_the_vendor(
         assert result.kernel.engine == "vendor"
         torch.testing.assert_close(result.out, a @ b)
         (row,) = (row for row in doctor._versions() if row[0] == "triton")
-        assert row == ("triton", "unused", f"{said}; until then the vendor serves")
+        assert row == ("triton", "unused", f"{said}; until then the vendor's routines are used")
     finally:
         triton_build.why_no_triton.cache_clear()
 

@@ -102,7 +102,7 @@ def test_nothing_is_overwritten_unasked(folder: Path, capsys: pytest.CaptureFixt
         kept.parent.mkdir(exist_ok=True)
         kept.write_text("years of work")
         assert ended_with(name, EXAMPLES[name][-1]) == 2
-        assert f"{target} is there already" in capsys.readouterr().err
+        assert f"{target} already exists" in capsys.readouterr().err
         assert kept.read_text() == "years of work"
 
 

@@ -209,11 +209,11 @@ def test_on_a_cpu_the_shortest_call_counts_of_readings_taken_alone(small_data: D
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"problem": "{x"}, "problem is no JSON object: '{x'"),
-        ({"problem": "[]"}, "no JSON object"),
-        ({"problem": ""}, "problem is no JSON object"),
+        ({"problem": "{x"}, "problem is not a JSON object: '{x'"),
+        ({"problem": "[]"}, "not a JSON object"),
+        ({"problem": ""}, "problem is not a JSON object"),
         ({"problem": '{"M": -1}'}, "'n' and 'k'"),
-        ({"kernel_fields": ""}, "kernel_fields is no JSON object"),
+        ({"kernel_fields": ""}, "kernel_fields is not a JSON object"),
         ({"kernel_fields": '{"engine": "nope"}'}, "nope"),
         ({"labels": "{x"}, "labels"),
         ({"kernel_fields": "nope"}, "kernel_fields"),
@@ -374,10 +374,10 @@ def test_the_worst_choices_say_why() -> None:
     made = replace(data, time_us=times, spread_us=spread)
     found = {str(w["problem"]): w["why"] for w in worst(made, judge(made, -predicted), predicted)}
     assert [found[str(p.to_dict())] for p in data.problems] == [
-        "the best kernel was taken for 2.00 times as slow as it is",
-        "the chosen kernel was taken for 3.00 times as fast as it is",
-        "they were predicted 1.0 % apart, as good as tied",
-        "their times differ by less than they spread",
+        "the best kernel was predicted 2.00 times as slow as it is",
+        "the chosen kernel was predicted 3.00 times as fast as it is",
+        "they were predicted 1.0 % apart, which is almost a tie",
+        "their times differ by less than the noise",
     ]
 
 

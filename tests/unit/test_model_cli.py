@@ -194,7 +194,9 @@ def test_a_model_is_replaced_as_a_whole_or_not_at_all(
     shutil.copytree(trained[0], folder)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     words = ("train", store, "--out", folder, "--trees", 5, "--folds", 2, "--force")
-    with pytest.raises(InputError, match="model is there already; name another, or add --force"):
+    with pytest.raises(
+        InputError, match="model already exists; choose another name, or add --force"
+    ):
         run(*words[:-1])
 
     def full(self: Path, data: bytes) -> int:

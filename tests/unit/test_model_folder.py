@@ -103,7 +103,7 @@ def test_a_newer_schema_is_refused(small_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("[]", "foreign"), ("{}", "foreign"), ("nonsense", "not JSON"), (None, "no model")],
+    [("[]", "foreign"), ("{}", "foreign"), ("nonsense", "not JSON"), (None, "not a model")],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, text: str | None, why: str) -> None:
     if text is not None:

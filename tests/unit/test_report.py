@@ -78,6 +78,25 @@ def test_a_report_has_every_section(page: Path) -> None:
     assert reached == sorted(set(reached))  # a step a value, not one a problem
 
 
+def lead(page: Path) -> str:
+    """What a page says first."""
+    found = re.search(r"<p class='lead'>(.*?)</p>", page.read_text())
+    assert found is not None
+    return found[1].replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_report_begins_with_what_it_comes_to(page: Path, tmp_path: Path) -> None:
+    told = lead(page)
+    assert re.search(r"chosen kernel runs at [\d.]+ % of the fastest", told)
+    assert "vendor" not in told  # which these readings do not have
+    store = ROOT / "datasets" / "turin" / "conv_bwd_weight"
+    assert run("report", store, "--out", tmp_path / "r.html").exit_code == 0
+    told = lead(tmp_path / "r.html")
+    assert "chosen" not in told  # by no model
+    share, won, count = re.findall(r"[\d.]+(?= %)|[\d,]+(?= of)|(?<=of )[\d,]+", told)
+    assert 0 < float(share) < 100 and 0 < int(won) < int(count)
+
+
 def test_a_report_asks_nobody(page: Path) -> None:
     """No script, style, font or picture from elsewhere."""
     text = page.read_text()
@@ -130,7 +149,7 @@ def test_a_shipped_model_is_judged_as_it_noted(tmp_path: Path) -> None:
     done = run("report", *LEARNED, "--model", MODEL, "--out", tmp_path / "r.html")
     assert done.exit_code == 0, done.stderr
     found = content(tmp_path / "r.html")
-    assert "noted when the model was trained" in found["notes"]["efficiency"]
+    assert "as noted in training" in found["notes"]["efficiency"]
     metrics = json.loads((MODEL / "metrics.json").read_text())
     worst = found["tables"]["problems"]["rows"][0][0]
     assert worst == pytest.approx(metrics["efficiency"]["min"], abs=0.02)

@@ -62,7 +62,9 @@ def _run() -> None:
             where = "standard output"
         _fail(f"{where}{': ' if where else ''}{error.strerror or error}", 2)
     except (MemoryError, RecursionError) as error:
-        _fail(f"this is more than fits ({type(error).__name__}); give it less at once", 1)
+        _fail(
+            f"out of memory or too deeply nested ({type(error).__name__}); give it less at once", 1
+        )
     except typer.Abort:
         _fail("stopped", 130)
     raise SystemExit(code if isinstance(code, int) else 0)

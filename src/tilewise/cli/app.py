@@ -52,28 +52,28 @@ def _any(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Chooses, builds and runs the fastest tile kernel for a GEMM or convolution."""
+    """Chooses, builds and runs the fastest kernel for a GEMM or convolution."""
 
 
-app.add_typer(arch.app, name="arch")
-app.add_typer(kernels.app, name="kernels")
 app.command("doctor")(doctor.doctor)
-app.command("build")(build.build)
+app.command("demo")(demo.demo)
 app.command("rank")(rank.rank)
-app.add_typer(problems.app, name="problems")
+app.command("explain")(explain.explain)
+app.command("predict")(explain.predict)
+app.command("bench")(bench.bench)
 app.command("sweep")(sweep.sweep)
-app.add_typer(data.app, name="data")
 app.command("train")(train.train)
-app.command("tune")(tune.tune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
-app.command("predict")(explain.predict)
-app.command("explain")(explain.explain)
-app.command("search")(search.search)
-app.command("validate")(validate.validate)
-app.command("bench")(bench.bench)
 app.command("report")(report.report)
+app.command("validate")(validate.validate)
+app.command("tune")(tune.tune)
+app.command("search")(search.search)
+app.command("build")(build.build)
 app.command("export-c")(export_c.export_c)
 app.command("export-cpp")(export_cpp.export_cpp)
-app.command("demo")(demo.demo)
+app.add_typer(problems.app, name="problems")
+app.add_typer(data.app, name="data")
+app.add_typer(kernels.app, name="kernels")
+app.add_typer(arch.app, name="arch")
 show_examples(app)

@@ -37,7 +37,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A name from `arch list`, or sm_90:H200.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Shows every figure of one architecture with its source."""
+    """Shows every figure for one architecture, with its source."""
     arch = resolve_arch(name)
     if as_json:
         return emit({**arch.to_dict(), "sources": sources(arch.name, arch.device)})
@@ -48,7 +48,7 @@ def show(
 
 @app.command()
 def detect(as_json: JsonFlag = False) -> None:
-    """Shows the device in this machine, with its own figures."""
+    """Shows the device in this machine, with the figures it reports."""
     arch = resolve_arch(None)
     if as_json:
         return emit(arch.to_dict())

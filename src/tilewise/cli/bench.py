@@ -39,10 +39,10 @@ def bench(
     arch: ArchOption = None,
     dtype: DtypeOption = None,
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="Time this one (repeatable).")
+        list[str] | None, typer.Option("--kernel", help="Time this kernel (repeatable).")
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=0, help="Time this many from the head of the ranking.")
+        int, typer.Option("--top", min=0, help="Also time this many from the top of the ranking.")
     ] = 1,
     model: ModelOption = None,
     expression: FilterOption = None,
@@ -50,9 +50,9 @@ def bench(
     timeout: TimeoutOption = 5.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times kernels on one problem, in turn.
+    """Times a few kernels on one problem, side by side.
 
-    The vendor's routines take part. Exit 1 if one of them fails.
+    The vendor's routines are timed too. Exits with 1 if one of them fails.
     """
     from tilewise.judge.validation import rows_of
     from tilewise.sweep.run import sweep
@@ -153,6 +153,11 @@ def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
     for row in rows:
         if row["status"] != "ok":
             out.print(f"{row['kernel']}: {row['status']}: {row['message'].splitlines()[0]}")
+    vendors = [row["kernel"] for row in rows if "_vendor_" in row["kernel"]]
+    if problem.op != "gemm" and vendors and all(name.endswith("_numpy") for name in vendors):
+        out.print(
+            "NumPy has no fast convolution of its own; install PyTorch for a fair comparison."
+        )
 
 
 def spelled(row: dict[str, Any]) -> str:

@@ -40,13 +40,13 @@ def build(
     expression: FilterOption = None,
     config: ConfigOption = None,
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, help="How many compilers run at once.")
+        int | None, typer.Option("--max-workers", min=1, help="How many compilers to run at once.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compiles kernels ahead of time: all that the options select.
+    """Compiles kernels ahead of time: all that match the options.
 
-    Exit 1 if any does not compile.
+    Exits with 1 if any of them fails to compile.
     """
     chosen = resolve_arch(arch)
     kernels = [

@@ -29,13 +29,13 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Machine-readable output 
 OpOption = Annotated[str, typer.Option("--op", help="gemm, conv_fwd, conv_bwd_data, ...")]
 ArchOption = Annotated[
     str | None,
-    typer.Option("--arch", help="As sm_90 or sm_90:H200; by default the live device."),
+    typer.Option("--arch", help="E.g. sm_90 or sm_90:H200; default: this machine."),
 ]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", help="fp32, fp16, bf16, fp8, ...")]
 FilterOption = Annotated[
-    str | None, typer.Option("--filter", help="Keep kernels for which this expression holds.")
+    str | None, typer.Option("--filter", help="Keep only kernels that match this expression.")
 ]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite what already exists.")]
 
 
 MOST_SECONDS = 1e6
@@ -54,7 +54,9 @@ def check_free(target: Path | None, force: bool) -> None:
     if force or target is None or not target.exists():
         return
     if target.is_dir() or not is_stream(target):
-        raise InputError(f"{target} is there already; name another, or add --force to replace it")
+        raise InputError(
+            f"{target} already exists; choose another name, or add --force to overwrite it"
+        )
 
 
 class PlainConsole(Console):

@@ -21,11 +21,11 @@ StoreArgument = Annotated[Path, typer.Argument(help="A folder that `sweep` made.
 
 @app.command()
 def merge(
-    target: Annotated[Path, typer.Argument(help="The store that takes the rows; made if needed.")],
-    sources: Annotated[list[Path], typer.Argument(help="Stores to add to it.")],
+    target: Annotated[Path, typer.Argument(help="The store to merge into; created if needed.")],
+    sources: Annotated[list[Path], typer.Argument(help="Stores to merge.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Adds stores to a store, and reports what they disagree about."""
+    """Merges stores into one, and reports contradictions."""
     from tilewise.data.merge import merge as run
 
     with telling("reading stores") as tell:
@@ -50,12 +50,12 @@ def merge(
 @app.command()
 def publish(
     store: StoreArgument,
-    target: Annotated[Path, typer.Argument(help="A new folder for the lean store.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for the smaller copy.")],
     as_json: JsonFlag = False,
 ) -> None:
     """Writes a smaller copy of a store, for sharing.
 
-    It leaves out what can be derived, and reads like the store it is of.
+    It leaves out what can be derived, and can be used like the original.
     """
     from dataclasses import asdict
 
@@ -102,13 +102,13 @@ def show(store: StoreArgument, as_json: JsonFlag = False) -> None:
 def check(
     store: StoreArgument,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Take out rows that tell of the machine alone.")
+        bool, typer.Option("--forget", help="Remove rows that only record a machine fault.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Looks for damage in a store.
 
-    Torn shards, duplicates, impossible rows and faults of the machine; exit 1 if there are any.
+    Torn shards, duplicates, impossible rows and machine faults; exits with 1 if there are any.
     """
     from tilewise.data.check import check as run
     from tilewise.data.forget import forget_faults

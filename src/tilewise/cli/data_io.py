@@ -11,18 +11,20 @@ from tilewise.cli.console import DtypeOption, ForceFlag, JsonFlag, check_free, e
 from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
-OnlyOpOption = Annotated[str, typer.Option("--op", help="Only this op; by default any.")]
-StoreArgument = Annotated[Path, typer.Argument(help="A store; made where there is none.")]
+OnlyOpOption = Annotated[str, typer.Option("--op", help="Only this op; default: all.")]
+StoreArgument = Annotated[Path, typer.Argument(help="A store; created if it does not exist.")]
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="The reference's CSV, benchmark JSON, or a log.")],
+    file: Annotated[Path, typer.Argument(help="CK Tile's CSV, benchmark JSON or log.")],
     store: StoreArgument,
-    arch: Annotated[str, typer.Option("--arch", help="Where it was measured, such as gfx950.")],
+    arch: Annotated[
+        str, typer.Option("--arch", help="Architecture it was measured on, such as gfx950.")
+    ],
     op: OnlyOpOption = "",
     dtype: DtypeOption = None,
-    device: Annotated[str, typer.Option(help="The product it was measured on.")] = "",
-    toolchain: Annotated[str, typer.Option(help="What compiled the kernels.")] = "",
+    device: Annotated[str, typer.Option(help="Device it was measured on.")] = "",
+    toolchain: Annotated[str, typer.Option(help="Compiler that built the kernels.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Adds other tools' measurements to a store.
@@ -57,9 +59,11 @@ def export(
     store: Annotated[Path, typer.Argument(help="A store.")],
     file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
     op: OnlyOpOption = "",
-    latest: Annotated[bool, typer.Option("--latest", help="Only the last attempts.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Only the last attempt at each measurement.")
+    ] = False,
     failures: Annotated[
-        bool, typer.Option("--failures", help="Failures and wrong results too.")
+        bool, typer.Option("--failures", help="Also failures and wrong results.")
     ] = False,
     force: ForceFlag = False,
     as_json: JsonFlag = False,

@@ -88,10 +88,10 @@ class DemoRow:
 
 
 def demo(as_json: JsonFlag = False) -> None:
-    """Shows the whole idea on this machine, in about a minute.
+    """Tries everything on this machine, in about a minute.
 
     Builds kernels, times them, trains a model, judges it, runs what is chosen, and asks about an
-    H200. With a GPU here it runs there, too. Exit 1 if a result is wrong.
+    H200. If there is a GPU, it runs there too. Exits with 1 if a result is wrong.
     """
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         rows, found = _steps()
@@ -110,29 +110,29 @@ def _steps() -> tuple[list[DemoRow], dict[str, Any]]:
     arch = detect("cpu")
     with telling("looking for a GPU"):
         no_gpu = why_not()
-    _heading("1. What is here")
+    _heading("1. This machine")
     cores = "1 core" if arch.compute_units == 1 else f"{arch.compute_units} cores"
     say(f"CPU: {arch.device or arch.label}, {cores} ({arch.name})")
     say(f"GPU: {no_gpu or detect('gpu').device}")
     registries = {op: default_registry(op, arch) for op in {p.op for p in PROBLEMS.values()}}
     _heading(
-        f"2. Build: of {sum(map(len, registries.values()))} kernels for this CPU, those expected "
-        f"fastest for {len(PROBLEMS)} problems"
+        f"2. Build: the most promising of {sum(map(len, registries.values()))} kernels for this "
+        f"CPU, for {len(PROBLEMS)} problems"
     )
     kernels = _build(registries, arch)
     found: dict[str, Any] = {}
     products = [kernel for kernel in kernels if kernel.op == "gemm"]
-    _heading("3. Learn: time them on other matrix products, train a small model, judge it")
+    _heading("3. Learn: time them on other matrix products, then train and judge a small model")
     why = _why_not_learning(products)
     if why is None:
         found["learned"] = learned([*products, VendorKernel(op_name="gemm", library="numpy")])
     else:
-        say(f"left out: {why}")
-    _heading("4. Run: the model that is shipped for this CPU chooses for the problems of step 2")
+        say(f"skipped: {why}")
+    _heading("4. Run: the model shipped for this CPU chooses kernels for the problems of step 2")
     with telling("running and timing"):
         rows = [_run(label, p, registries[p.op]) for label, p in PROBLEMS.items()]
     _show(rows)
-    _heading("5. Ask about a device that is not here, an NVIDIA H200")
+    _heading("5. Ask about a GPU that you do not have: an NVIDIA H200")
     found["h200"] = of_h200(Path("datasets"))
     found["gpu"] = nothing(no_gpu)
     if no_gpu is None:
@@ -156,13 +156,13 @@ def _build(registries: Mapping[str, Registry], arch: Arch) -> list[Kernel]:
     kernels = [kernel for kernel in wanted if kernel.engine == "cpu"]
     why = get_engine("cpu").why_unavailable()
     if why is not None:
-        say(f"nothing can be compiled: {why}. NumPy or PyTorch serves instead.")
+        say(f"nothing can be compiled: {why}. NumPy or PyTorch is used instead.")
         return []
     started = time.perf_counter()
     builds = compile_all(kernels, arch, None) if kernels else []
     fresh = sum(not build.was_cached for build in builds)
     seconds = time.perf_counter() - started
-    say(f"{len(builds)} kernels are ready, {fresh} of them compiled now in {seconds:.1f} s")
+    say(f"{len(builds)} kernels are ready; {fresh} were compiled just now, in {seconds:.1f} s")
     return [build.kernel for build in builds if build.status == "ok"]
 
 
@@ -182,12 +182,12 @@ def _conclude(rows: Sequence[DemoRow], found: Mapping[str, Any]) -> None:
         mean = found["learned"]["efficiency"]["mean"]
         shown.append(
             f"The small model of step 3 chooses kernels that run at {mean:.0f} % of the best one's "
-            "speed, on average, for products it never saw."
+            "speed, on average, for products it has never seen."
         )
     for line in (*shown, gpu_verdict(found["gpu"])):
         say(line)
     if "learned" in found:
-        out.print("\nAll that was measured in step 3, as a page to open in a browser:")
+        out.print("\nEverything measured in step 3, as a report to open in your browser:")
         out.print(found["learned"]["report"], soft_wrap=True)
 
 
@@ -205,7 +205,7 @@ def verdict(rows: Sequence[DemoRow]) -> str:
 def gpu_verdict(gpu: Mapping[str, Any]) -> str:
     """How the choices on the GPU did, in words."""
     if not gpu["rows"]:
-        return "Nothing ran on a GPU here; what is said about the H200 was measured on one before."
+        return "Nothing ran on a GPU here; the H200's figures were measured on one earlier."
     tried = len(gpu["rows"]) + gpu["unjudged"]
     text = f"On the GPU {tried - gpu['wrong']} of {tried} results are right. Beside PyTorch: "
     return f"{text}{tally([row['ratio'] for row in gpu['rows']])}."
@@ -303,6 +303,6 @@ def _show(rows: list[DemoRow]) -> None:
     columns = ["problem", "kernel", "result", "GFLOPS", *libraries, "speed-up"]
     table("", columns, shown)
     if "PyTorch" not in libraries:
-        say("PyTorch is not installed, so convolutions have nothing to be compared with.")
+        say("PyTorch is not installed, so there is nothing to compare convolutions with.")
     if any(row.comparison == NOISY for row in rows):
-        say("Other programs are busy here: where readings differ too much, no ratio is given.")
+        say("This machine is busy: where timings vary too much, no speed-up is given.")

@@ -35,8 +35,8 @@ def why_not() -> str | None:
     """Why there is no GPU to run on, or None."""
     why = why_no_gpu()
     if why is not None and "PyTorch is not installed" in why:
-        return "there is one, but no PyTorch to reach it: `pip install 'tilewise[gpu]'`"
-    return why and f"none that can be used: {why}"
+        return "there is one, but PyTorch is needed to use it: `pip install 'tilewise[gpu]'`"
+    return why and f"none: {why}"
 
 
 def nothing(why: str | None) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def _row(verdict: Verdict) -> dict[str, Any]:
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     say(
-        "each result was checked against a reference; times are the GPU's, in CUDA graphs with "
-        "cold caches, ours and PyTorch's in turn"
+        "every result was checked against a reference; times are GPU times, in CUDA graphs with "
+        "cold caches, ours and PyTorch's taking turns"
     )
     shown = [
         [f"{row['op']} {row['problem']}", row["us"], row["torch_us"], row["comparison"]]

@@ -26,7 +26,7 @@ _REASONS = 3
 
 def of_h200(datasets: Path) -> dict[str, Any]:
     """What the shipped models choose for an H200, why, and how good such choices were there."""
-    say("nothing runs here: the shipped models rank a few hundred kernels by their predicted time")
+    say("nothing runs on one now: the shipped models rank a few hundred kernels by predicted time")
     rows = []
     with telling("compiling the models"):
         for problem in PROBLEMS:
@@ -43,7 +43,7 @@ def of_h200(datasets: Path) -> dict[str, Any]:
             )
     for row in rows:
         out.print(f"\n   {row['op']} {row['problem']}")
-        say(f"{row['predicted_us']} us by the fastest of {row['candidates']} that can serve it:")
+        say(f"{row['predicted_us']} us predicted for the best of {row['candidates']} kernels:")
         out.print(f"   {row['kernel']}", soft_wrap=True)
     model = load_model(SHIPPED / "sm_90_gemm")
     why = _explained(model)
@@ -57,9 +57,9 @@ def _explained(model: Model) -> dict[str, Any]:
     report, _ = explained(model, EXPLAINED, load_arch(*H200.split(":")))
     out.print()
     say(
-        f"why, for {spell_problem(EXPLAINED)} (`tilewise explain`): the runner-up is expected to "
-        f"be {100 * report['expected_gap']:.1f} % slower. What sets the choice apart, in "
-        "the features that the model sees:"
+        f"Why, for {spell_problem(EXPLAINED)}? (`tilewise explain` tells more.) The runner-up is "
+        f"expected to be {100 * report['expected_gap']:.1f} % slower. What sets the choice apart, "
+        "among the features that the model sees:"
     )
     reasons = report["reasons"][:_REASONS]
     rows = [[r["feature"], r["chosen"], r["others"]] for r in reasons]
@@ -78,7 +78,7 @@ def replayed(model: Model, datasets: Path) -> dict[str, Any] | None:
 
     store = datasets / "h200" / "gemm"
     if not store.is_dir():
-        say("the measurements themselves are not here: run this in a clone of the repository")
+        say("the measurements are not part of the package: run this in a clone to replay them")
         return None
     data = from_stores([store], op="gemm", arch=load_arch("sm_90", "H200"), dtype="bf16")
     vendor_us = np.full(len(data.problems), np.inf)
@@ -98,13 +98,12 @@ def replayed(model: Model, datasets: Path) -> dict[str, Any] | None:
         "chosen_over_vendor": round(float(np.exp(np.log(share * oracle).mean())), 3),
     }
     say(
-        f"replayed from what was measured on an H200: {found['problems']} bf16 products of all "
-        "proportions, each chosen for by a model that had not seen it. The choice runs at "
-        f"{found['mean']} % of the speed of the best kernel, known from measuring all of them "
-        f"({found['p10']} % or more for nine in ten, {found['min']} % in the worst case), and is "
-        f"{found['chosen_over_vendor']:.2f} times as fast as cuBLAS; the best would be "
-        f"{found['oracle_over_vendor']:.2f} times as fast. Figures for layers of real models are "
-        "in benchmarks/RESULTS.md"
+        f"Were such choices good? Published H200 measurements of {found['problems']} bf16 products "
+        "of all proportions, with choices by models that had not seen them: on average the choice "
+        f"runs at {found['mean']} % of the best kernel's speed (nine in ten reach {found['p10']} "
+        f"%, the worst {found['min']} %) and is {found['chosen_over_vendor']:.2f} times as fast as "
+        f"cuBLAS; always picking the best would make it {found['oracle_over_vendor']:.2f}. "
+        "benchmarks/RESULTS.md has figures for layers of real models"
     )
     return found
 

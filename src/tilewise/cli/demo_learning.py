@@ -47,7 +47,7 @@ def learned(kernels: Sequence[Kernel]) -> dict[str, Any]:
         )
     data = from_stores([store], op="gemm")
     say(
-        f"{summary.rows:,} timings on one core: {SWEPT} products, {len(data.kernels)} kernels, "
+        f"{summary.rows:,} timings on one core: {SWEPT} products by {len(data.kernels)} kernels, "
         "every result checked"
     )
     with telling("training") as tell:
@@ -57,9 +57,9 @@ def learned(kernels: Sequence[Kernel]) -> dict[str, Any]:
         write_report([store], page, model=model, tell=tell)
     found, plain = trained.model.metrics["efficiency"], trained.model.metrics["analytic"]
     say(
-        f"for products it has not seen, the kernel it chooses runs at {found['mean']:.0f} % of the "
-        f"best one's speed on average, and at {found['min']:.0f} % in the worst case; by the "
-        f"built-in estimate, without any learning, it would be {plain['mean']:.0f} % on average"
+        f"for products the model has not seen, its choice runs at {found['mean']:.0f} % of the "
+        f"best kernel's speed on average, {found['min']:.0f} % at worst; the built-in estimate, "
+        f"which learns nothing, reaches {plain['mean']:.0f} % on average"
     )
     return {
         "readings": summary.rows,

@@ -27,9 +27,9 @@ Row = tuple[str, str, str]
 def doctor(as_json: JsonFlag = False) -> None:
     """Checks what works on this machine.
 
-    Tries compiler, engines, cache and models. Exit 1 if something is broken.
+    Tries the compiler, engines, cache and models. Exits with 1 if something is broken.
     """
-    with telling("trying compiler, engines, cache and models"):
+    with telling("trying the compiler, engines, cache and models"):
         rows = [row for check in _CHECKS for row in check()]
     if as_json:
         emit([{"what": what, "status": status, "detail": detail} for what, status, detail in rows])
@@ -43,10 +43,12 @@ def advice(rows: Sequence[Row]) -> str:
     """What the findings come to, in one line."""
     broken = [what for what, status, _ in rows if status == "broken"]
     if broken:
-        return f"Broken: {', '.join(broken)}. What is left serves; mend these first."
+        return f"Broken: {', '.join(broken)}. The rest still works; fix these first."
     if ("C++ compiler", "ok") not in [(what, status) for what, status, _ in rows]:
-        return "No CPU kernel can be compiled: NumPy or PyTorch serves. Install a C++ compiler."
-    return "Everything needed is here. Try `tilewise demo`."
+        return (
+            "CPU kernels cannot be compiled, so NumPy or PyTorch is used. Install a C++ compiler."
+        )
+    return "Everything needed is installed. Try `tilewise demo`."
 
 
 def _versions() -> Iterator[Row]:
@@ -72,7 +74,7 @@ def _versions() -> Iterator[Row]:
             yield package, "absent", f"only needed for {use}: {how_to_install(package)}"
             continue
         why = why_no_triton() if package == "triton" else None
-        detail = f"{why}; until then the vendor serves" if why else found
+        detail = f"{why}; until then the vendor's routines are used" if why else found
         yield package, "unused" if why else "ok", detail
 
 
@@ -81,7 +83,11 @@ def _compiler() -> Iterator[Row]:
 
     compiler = find_compiler()
     if compiler is None:
-        yield "C++ compiler", "absent", f"{why_no_compiler()}; until then the vendor serves"
+        yield (
+            "C++ compiler",
+            "absent",
+            f"{why_no_compiler()}; until then the vendor's routines are used",
+        )
         return
     why = why_no_build()
     detail = f"{compiler.path}: {compiler.version}"
@@ -146,8 +152,8 @@ def try_engine(name: str, arch: Arch) -> tuple[str, str]:
     found = np.asarray(out if arch.kind == "cpu" else out.cpu(), np.float64)
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     is_right = error <= tolerance(problem.dtype, problem.out_dtype, problem.gemm.k)
-    told = "right" if is_right else f"WRONG, by {error:.1e}"
-    return "ok" if is_right else "broken", f"a kernel of its own ran and is {told}"
+    told = "right" if is_right else f"WRONG (relative error {error:.1e})"
+    return "ok" if is_right else "broken", f"compiled and ran a kernel; its result is {told}"
 
 
 def _operands(op: Op, problem: Problem, arch: Arch) -> tuple[list[Any], Any, Any]:
@@ -195,7 +201,7 @@ def _models() -> Iterator[Row]:
         try:
             model = load_model(folder)
         except TilewiseError as error:
-            yield f"model {folder.name}", "broken", f"{error}; it is left out"
+            yield f"model {folder.name}", "broken", f"{error}; it is ignored"
             continue
         dtypes = ", ".join(model.dtypes)
         place = "shipped" if folder.parent == SHIPPED else folder
@@ -215,11 +221,13 @@ def _served(op: str, arch: Arch, models: Sequence[str], unable: set[str]) -> str
     for name in [name for name in counts if not is_foreign(name)]:
         if name in unable or get_engine(name).why_unavailable():
             del counts[name]
-    able = ", ".join(f"{count} by {name}" for name, count in counts.items())
+    able = " and ".join(f"{count} {name}" for name, count in counts.items())
     if set(counts) <= {"vendor"}:
-        return "the vendor's routine alone" if counts else "nothing"
-    chosen = " and ".join([*models, "the analytic model elsewhere" if models else "analytic model"])
-    return f"{able}; chosen by {chosen}"
+        return "only the vendor's routine" if counts else "nothing"
+    chosen = " and ".join(
+        [*models, "the analytic model otherwise" if models else "the analytic model"]
+    )
+    return f"{able} kernels; chosen by {chosen}"
 
 
 _CHECKS: tuple[Callable[[], Iterator[Row]], ...] = (

@@ -28,16 +28,18 @@ def evaluate(
     stores: StoresArgument,
     dtype: DtypeOption = None,
     leave_out: Annotated[
-        str, typer.Option(help="Judge each group of this label by a model that never saw it.")
+        str, typer.Option(help="Score each group of this label with a model that never saw it.")
     ] = "",
     target: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write each problem's efficiency, for `augment`."),
+        typer.Option(
+            "--out", "-o", help="Write each problem's efficiency, for `problems augment`."
+        ),
     ] = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Judges a model by measurements.
+    """Scores a model against measurements.
 
     Problems that it was trained on are judged by predictions of models that had not seen them.
     """
@@ -106,14 +108,14 @@ def _show_left_out(label: str, groups: dict[str, dict[str, float]], as_json: boo
 
 def compare(
     old: Annotated[Path, typer.Argument(help="The model in use.")],
-    new: Annotated[Path, typer.Argument(help="The model that may replace it.")],
+    new: Annotated[Path, typer.Argument(help="The model to replace it with.")],
     stores: StoresArgument,
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says whether a new model may replace an old one.
+    """Tells whether a new model may replace an old one.
 
-    Exit 1 if it may not.
+    Exits with 1 if it is not.
     """
     from tilewise.core.model import load_model
     from tilewise.learn.compare import compare as judge

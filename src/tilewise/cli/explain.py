@@ -84,7 +84,7 @@ def as_asked(selector: Selector, problem: Problem) -> Problem:
         selector.expect(problem).is_familiar and not selector.expect(other).is_familiar
     ):
         return problem
-    err.print(f"read as {differing(other, problem)}, on the same memory", soft_wrap=True)
+    err.print(f"treated as {differing(other, problem)}, on the same memory", soft_wrap=True)
     return other
 
 
@@ -125,37 +125,37 @@ def tell(report: dict[str, Any], model: str) -> None:
     """An explanation, for people."""
     out.print(report["taken"], soft_wrap=True)
     if report["taken"] != report["kernel"]:
-        out.print("taken because it is predicted as fast as the fastest: ties go to the vendor's")
+        out.print(
+            "chosen because it is predicted to be as fast as the fastest: the vendor wins ties"
+        )
         out.print(f"the fastest: {report['kernel']}", soft_wrap=True)
     out.print(
-        f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS: the "
-        f"fastest of {report['candidates']} that can serve, "
-        f"by {model}",
+        f"predicted {report['predicted_us']:.4g} us, {report['predicted_tflops']:.4g} TFLOPS by "
+        f"{model}: the fastest of {report['candidates']} kernels that can serve this problem",
         soft_wrap=True,
     )
-    far = (
-        f"{report['distance_octaves']:.1f} octaves away, {report['reach_octaves']:.1f} are allowed"
-    )
+    far = f"the nearest measured problem is {report['distance_octaves']:.1f} octaves away"
+    limit = f"the model is trusted up to {report['reach_octaves']:.1f}"
     if report["is_familiar"]:
-        out.print(
-            f"unseen problems nearby reached {100 * report['expected_efficiency']:.1f} % of the "
-            f"best, give or take {100 * report['uncertainty']:.1f} (the nearest is {far})",
-            soft_wrap=True,
+        reached = f"{100 * report['expected_efficiency']:.1f} % of the best kernel's speed"
+        told = (
+            f"on unseen problems nearby its choices reached {reached}, give or take "
+            f"{100 * report['uncertainty']:.1f} ({far}; {limit})"
         )
     else:
-        out.print(
-            f"UNFAMILIAR: the nearest measured problem is {far}. `select` falls back to the "
-            "analytic model here, and the problem is written down for the next sweep",
-            soft_wrap=True,
+        told = (
+            f"UNFAMILIAR: {far}; {limit}. `select` falls back to the analytic model here and "
+            "logs the problem for the next sweep"
         )
+    out.print(told, soft_wrap=True)
     if "runner_up" in report:
         against(report)
     table(
         "Nearest measured problems",
-        ["octaves", "% of the best", "problem"],
+        ["octaves away", "% of the best", "problem"],
         [
             [
-                n["distance_octaves"],
+                f"{n['distance_octaves']:.2f}",
                 "-" if n["efficiency"] is None else 100 * n["efficiency"],
                 spell_values(n["problem"]),
             ]
@@ -166,18 +166,17 @@ def tell(report: dict[str, Any], model: str) -> None:
 
 def against(report: dict[str, Any]) -> None:
     """What speaks for the choice, against the others and against the runner-up."""
-    columns = ["feature", "chosen", "others", "worth %"]
-    for title, key in (
-        ("What moved it ahead of the other kernels", "moved_by"),
-        ("What sets it apart from the runner-up", "reasons"),
+    for title, key, other in (
+        ("What puts it ahead of the other kernels", "moved_by", "others"),
+        ("What sets it apart from the runner-up", "reasons", "runner-up"),
     ):
         if key == "reasons":
             tie = ", which is a tie" if report["is_tie"] else ""
             gap = f"{100 * report['expected_gap']:.1f} % slower{tie}"
-            out.print(f"runner-up: {report['runner_up']}, expected {gap}", soft_wrap=True)
+            out.print(f"runner-up: {report['runner_up']}, expected to be {gap}", soft_wrap=True)
         rows = [[p["feature"], p["chosen"], p["others"], p["percent"]] for p in report[key]]
         if rows:
-            table(title, columns, rows)
+            table(title, ["feature", "chosen", other, "effect %"], rows)
 
 
 def predict(

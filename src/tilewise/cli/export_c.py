@@ -18,18 +18,18 @@ def export_c(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     file: Annotated[Path, typer.Argument(help="The header to write.")],
     name: Annotated[
-        str, typer.Option(help="Prefix of every name in it; by default the model's name.")
+        str, typer.Option(help="Prefix for every name in it; default: the model's name.")
     ] = "",
     kernels: Annotated[
-        Path | None, typer.Option(help="Kernels as JSON; by default those it was trained on.")
+        Path | None, typer.Option(help="Kernels as JSON; default: those it was trained on.")
     ] = None,
     arch: ArchOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a model as a C header.
+    """Exports a model as a C header.
 
-    It ranks kernels as Python does, is C11 and C++17 alike, and needs no library.
+    It ranks kernels as Python does, compiles as C11 and C++17, and needs no library.
     """
     from tilewise.core.arch import load_arch
     from tilewise.ops.configs import load_kernels

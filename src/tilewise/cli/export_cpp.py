@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 FolderArgument = Annotated[Path, typer.Argument(metavar="folder", help="The new folder to write.")]
 OpsOption = Annotated[list[str], typer.Option("--op", help="gemm, conv_fwd, ... (repeatable).")]
 WantedArchOption = Annotated[
-    str, typer.Option("--arch", help="As sm_90, sm_90:H200 or x86_avx512.")
+    str, typer.Option("--arch", help="E.g. sm_90, sm_90:H200 or x86_avx512.")
 ]
-DtypesOption = Annotated[list[str], typer.Option("--dtype", help="Of operands (repeatable).")]
+DtypesOption = Annotated[list[str], typer.Option("--dtype", help="Of the operands (repeatable).")]
 OutDtypesOption = Annotated[
     list[str] | None,
-    typer.Option("--out-dtype", help="Of results (repeatable); by default the dtype's own."),
+    typer.Option(
+        "--out-dtype", help="Of the result (repeatable); default: the usual one for the operands."
+    ),
 ]
 LayoutsOption = Annotated[
     list[str] | None,
@@ -38,34 +40,36 @@ WhereOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Serve problems for which this holds, as 'batch == 1 and n % 8 == 0'; "
-        "'gemm: m < 512' asks it of one op (repeatable)."
+        "'gemm: m < 512' is for one op (repeatable)."
     ),
 ]
 KernelsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--filter",
-        help="Keep kernels for which this expression holds; 'gemm: split_k == 1' asks it of one "
-        "op (repeatable).",
+        help="Keep only kernels that match this expression; 'gemm: split_k == 1' is for one op "
+        "(repeatable).",
     ),
 ]
 MostKernelsOption = Annotated[
-    int | None, typer.Option(min=1, help="At most this many kernels per op: the best ones.")
+    int | None, typer.Option(min=1, help="Keep at most this many kernels per op, the best ones.")
 ]
 LayersOption = Annotated[
     Path | None,
     typer.Option(
         help="CSV, JSON or JSON lines: keep kernels that win there, and compile "
-        "convolutions for these layers; by default the model's own."
+        "convolutions for these layers; default: the model's own."
     ),
 ]
 OneModelOption = Annotated[
-    Path | None, typer.Option(help="A model folder; by default the one that fits, an op each.")
+    Path | None, typer.Option(help="A model folder; default: the shipped model that fits each op.")
 ]
 ObjectsOption = Annotated[
-    int, typer.Option(min=1, help="Compiled GPU kernels at most, an op each.")
+    int, typer.Option(min=1, help="Compile at most this many GPU kernels per op.")
 ]
-CompilersOption = Annotated[int | None, typer.Option(min=1, help="How many compilers run at once.")]
+CompilersOption = Annotated[
+    int | None, typer.Option(min=1, help="How many compilers to run at once.")
+]
 
 
 def export_cpp(
@@ -84,15 +88,15 @@ def export_cpp(
     max_workers: CompilersOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a C++ library that chooses and launches kernels.
+    """Exports a C++ library that chooses and launches kernels.
 
-    It holds ranking, rules and kernels, is C++17, and CMake builds it.
+    It contains the ranking, the rules and the kernels. It is C++17 and built with CMake.
     """
     from tilewise.core.arch import load_arch
     from tilewise.export.library import Wanted, write_library
 
     if folder.exists():
-        raise FileError(f"{folder} exists already; name a new folder")
+        raise FileError(f"{folder} already exists; choose a new folder")
     ops = tuple(dict.fromkeys(op))
     given = _problems(problems, ops, dtype)
     wanted = [

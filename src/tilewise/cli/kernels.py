@@ -44,7 +44,8 @@ EngineOption = Annotated[
     list[str] | None, typer.Option("--engine", help="Only these engines (repeatable).")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="A JSON trait config in place of the shipped pool.")
+    Path | None,
+    typer.Option("--config", help="A JSON trait config to use instead of the shipped pool."),
 ]
 
 
@@ -178,7 +179,7 @@ def export(
     check_free(None if file.is_dir() else file, force)
     kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
-        raise FileError(f"{str(file)!r} is no file name; name the file to write")
+        raise FileError(f"{str(file)!r} is not a file name; name the file to write")
     replace_text(file, dump_kernels(kernels))
     if as_json:
         return emit({"file": str(file), "kernels": len(kernels)})
@@ -191,15 +192,15 @@ def check(
     words: Annotated[
         list[str] | None, typer.Argument(help="Kernel names, then KEY=VALUE of a problem.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Kernels as JSON.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A JSON file of kernels.")] = None,
     arch: ArchOption = None,
     dtype: DtypeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Says which kernels cannot serve a problem, and why.
+    """Tells which kernels cannot handle a problem, and why.
 
     Without a problem: which cannot run on the architecture. Without names or a file: all that
-    are shipped, counted by reason. Exit 1 if any that was named cannot.
+    are shipped, counted by reason. Exits with 1 if any that you named cannot.
     """
     given = get_op(op)
     chosen = resolve_arch(arch)

@@ -15,7 +15,7 @@ from tilewise.selection.opening import open_model
 
 ModelOption = Annotated[
     Path | None,
-    typer.Option("--model", help="A model folder; by default the shipped one that fits."),
+    typer.Option("--model", help="A model folder; default: the shipped model that fits."),
 ]
 StoresArgument = Annotated[list[Path], typer.Argument(help="Stores of measurements.")]
 

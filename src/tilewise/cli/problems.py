@@ -38,15 +38,15 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="Write a .csv, .json or .jsonl file.")
 ]
 AnyOpOption = Annotated[
-    str, typer.Option("--op", help="Only this op; by default the one that each row names.")
+    str, typer.Option("--op", help="Only this op; default: whatever each row names.")
 ]
 FirstOpOption = Annotated[
-    str, typer.Option("--op", help="Only this op; by default that of the first layer.")
+    str, typer.Option("--op", help="Only this op; default: that of the first layer.")
 ]
 CountOption = Annotated[int, typer.Option("--count", "-n", help="How many problems.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same problems.")]
 AvoidOption = Annotated[
-    list[Path] | None, typer.Option("--avoid", help="Leave out the problems of this file.")
+    list[Path] | None, typer.Option("--avoid", help="Leave out problems in this file (repeatable).")
 ]
 ProblemsArgument = Annotated[Path, typer.Argument(help="A problem file; - reads standard input.")]
 
@@ -58,13 +58,17 @@ def sample(
     dtype: DtypeOption = None,
     count: CountOption = 100,
     seed: SeedOption = 0,
-    align: Annotated[int, typer.Option(help="Channels, N and K are multiples of this.")] = 8,
+    align: Annotated[int, typer.Option(help="Make channels, N and K multiples of this.")] = 8,
     wide: Annotated[bool, typer.Option("--wide", help="Draw from every family in turn.")] = False,
     family: Annotated[
         list[str] | None, typer.Option("--family", help="Draw from this family (repeatable).")
     ] = None,
-    memory_share: Annotated[float, typer.Option(help="Most memory of a problem.")] = 0.25,
-    max_ms: Annotated[float, typer.Option(help="Most time of a problem, at peak.")] = 20.0,
+    memory_share: Annotated[
+        float, typer.Option(help="Most memory one problem may take, as a share of the device's.")
+    ] = 0.25,
+    max_ms: Annotated[
+        float, typer.Option(help="Longest time one problem may take at peak speed.")
+    ] = 20.0,
     avoid: AvoidOption = None,
     file: OutOption = None,
     force: ForceFlag = False,
@@ -72,7 +76,7 @@ def sample(
 ) -> None:
     """Draws problems at random.
 
-    Sizes are log-uniform, or those of families of shapes.
+    Sizes are log-uniform, or follow families of real shapes.
     """
     from tilewise.problems.sampling import sample as draw
     from tilewise.problems.sampling import wide_coverage
@@ -97,9 +101,9 @@ def edge(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Lists problems at the edges.
+    """Lists edge-case problems.
 
-    Ones, primes, tiny sizes, and neighbours of tile sizes.
+    Sizes of one, primes, tiny sizes, and sizes next to those of tiles.
     """
     from tilewise.problems.edges import edge_problems
 
@@ -143,14 +147,16 @@ def augment(
     dtype: DtypeOption = None,
     count: CountOption = 100,
     seed: SeedOption = 0,
-    below: Annotated[float, typer.Option(help="Start from problems below this.")] = 1.0,
+    below: Annotated[
+        float, typer.Option(help="Start from problems with an efficiency below this.")
+    ] = 1.0,
     target: OutOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Proposes problems near those that were chosen for worst.
+    """Proposes problems near those with the worst choices.
 
-    `evaluate --out` writes the file that says so, in its column `efficiency`.
+    The input is a file written by `evaluate --out`, with its column `efficiency`.
     """
     from tilewise.problems.augment import augment as propose
 
@@ -173,16 +179,22 @@ def _usual(text: str, *names: str) -> Any:
 @app.command()
 def network(
     name: Annotated[
-        str | None, typer.Argument(help="A network; without it all are listed.")
+        str | None, typer.Argument(help="A network; leave it out to list them all.")
     ] = None,
     op: FirstOpOption = "",
     dtype: DtypeOption = None,
-    batch: Annotated[int, _usual("Images or sequences at once.")] = 0,
-    size: Annotated[int, _usual("Pixels of the square image.")] = 0,
-    tokens: Annotated[int, _usual("Length of a sequence.", "--tokens", "--seq")] = 0,
-    decode: Annotated[bool, typer.Option("--decode", help="One more token a sequence.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="GEMMs of gradients too.")] = False,
-    frozen: Annotated[bool, typer.Option("--frozen", help="Untrained layers too.")] = False,
+    batch: Annotated[int, _usual("Batch size.")] = 0,
+    size: Annotated[int, _usual("Image height and width in pixels.")] = 0,
+    tokens: Annotated[int, _usual("Sequence length.", "--tokens", "--seq")] = 0,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decoding: one new token per sequence.")
+    ] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Also the GEMMs of the backward pass.")
+    ] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Also layers that are not trained.")
+    ] = False,
     file: OutOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
@@ -212,12 +224,12 @@ def import_(
     file: ProblemsArgument,
     op: AnyOpOption = "",
     dtype: DtypeOption = None,
-    distinct: Annotated[bool, typer.Option("--distinct", help="Every problem once.")] = False,
+    distinct: Annotated[bool, typer.Option("--distinct", help="Drop duplicates.")] = False,
     target: OutOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Reads a file of problems, and says what is wrong with it.
+    """Reads a problem file and reports what is wrong with it.
 
     CSV, JSON, JSON lines or MIOpenDriver commands; bad lines are shown by number.
     """
@@ -235,7 +247,7 @@ def capture(
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Records the products and convolutions of a PyTorch program."""
+    """Records the GEMMs and convolutions that a PyTorch program runs."""
     import runpy
 
     from tilewise.problems.capture import capture as recording
@@ -341,11 +353,17 @@ def _give(
 def _show(found: ProblemSet, most: int = 40) -> None:
     """A table narrow enough to read: what all problems share stands in its title."""
     told = [{**get_op(problem.op).problems.brief(problem), **labels} for problem, labels in found]
-    shared = {k: v for k, v in told[0].items() if k in _SHARED and all(r.get(k) == v for r in told)}
-    columns = [key for key in dict.fromkeys(k for row in told for k in row) if key not in shared]
-    title = " ".join([str(len(found)), *map(str, shared.values()), "problems"])
+    alike = {k: v for k, v in told[0].items() if all(row.get(k) == v for row in told)}
+    every = dict.fromkeys(key for row in told for key in row)
+    columns = [key for key in every if key not in alike]
+    if not columns:  # one problem, or one several times
+        columns = [key for key in every if key not in _SHARED]
+    same = ", ".join(f"{k}={v}" for k, v in alike.items() if k not in (*_SHARED, *columns))
+    title = " ".join([str(len(found)), *(str(alike[k]) for k in alike if k in _SHARED), "problems"])
+    title += f", all with {same}" * bool(same)
     rows = [[row.get(column, "") for column in columns] for row in told[:most]]
-    table(title + (f", the first {most}" if len(found) > most else ""), columns, rows)
+    out.print(title + (f"; the first {most}" if len(found) > most else ""), soft_wrap=True)
+    table("", columns, rows)
 
 
 _SHARED = ("network", "op", "dtype", "layout")

@@ -51,11 +51,13 @@ def rank(
     if as_json:
         return emit(as_dict(choice, top))
     rows = [[place, *forecast(r), r.kernel.name] for place, r in enumerate(ranking, 1)]
-    title = f"{choice.kernel.name}\n{choice.path}: {choice.reason}"
+    title = f"{choice.kernel.name}\n{choice.reason}"
     if not rows:
         return out.print(title, soft_wrap=True)
     return listing(
-        f"{title}; {choice.candidates} can serve, predicted:", ["", "us", "TFLOPS", "kernel"], rows
+        f"{title}\n{choice.candidates} kernels can serve this problem; predicted, fastest first:",
+        ["", "us", "TFLOPS", "kernel"],
+        rows,
     )
 
 

@@ -18,14 +18,14 @@ def report(
     model: Annotated[
         Path | None, typer.Option("--model", help="A model folder, to judge its choices.")
     ] = None,
-    op: Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")] = "",
+    op: Annotated[str, typer.Option("--op", help="Which op, if the stores hold several.")] = "",
     dtype: DtypeOption = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Writes a page for the browser about measurements and choices.
+    """Writes an HTML report about measurements and choices.
 
-    One HTML file that needs nothing else: efficiency, roofline, coverage, failures, tables.
+    A single self-contained file: efficiency, roofline, coverage, failures, tables.
     """
     from tilewise.report.page import write_report
 

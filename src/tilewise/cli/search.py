@@ -16,9 +16,9 @@ from tilewise.cli.console import (
     listing,
     parse_problem,
 )
-from tilewise.cli.explain import ProblemWords
+from tilewise.cli.explain import ProblemWords, fitting_model
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
-from tilewise.cli.models import ModelOption, pick_model
+from tilewise.cli.models import ModelOption
 from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
@@ -30,24 +30,24 @@ def search(
     dtype: DtypeOption = None,
     model: ModelOption = None,
     strategy: Annotated[str, typer.Option(help="random or de (differential evolution).")] = "de",
-    budget: Annotated[int, typer.Option(min=1, help="Kernels that may be scored.")] = 200,
+    budget: Annotated[int, typer.Option(min=1, help="How many kernels may be scored.")] = 200,
     top: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     engine: EngineOption = None,
     expression: FilterOption = None,
     config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Searches the whole kernel space for one problem.
+    """Searches the whole space of kernels for one problem.
 
-    The same seed gives the same answer.
+    The same seed gives the same result.
     """
     from tilewise.learn.search import legal_kernels, model_score
     from tilewise.learn.search import search as look
 
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
-    found = pick_model(model, op, chosen, dtype)
+    found = fitting_model(model, problem, chosen, dtype)
     engines = engine or [e for e in found.calibration.engines if e != "any"]
     with telling("searching"):
         pool = pick(op, chosen, problem.dtype, engines, expression, config)

@@ -35,7 +35,9 @@ PolicyOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=0.01, callback=bearable, help="Seconds for one kernel."),
+    typer.Option(
+        "--timeout", min=0.01, callback=bearable, help="Time limit for one kernel, in seconds."
+    ),
 ]
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tilewise.problems.files import ProblemFile
     from tilewise.sweep.run import Summary
 
-StoreArgument = Annotated[str, typer.Argument(help="The folder that measurements go to.")]
+StoreArgument = Annotated[str, typer.Argument(help="The folder to store measurements in.")]
 ProblemsOption = Annotated[
     str,
     typer.Option(
@@ -42,7 +42,7 @@ ProblemsOption = Annotated[
     ),
 ]
 EnginesOption = Annotated[
-    str, typer.Option("--engines", help="Comma-separated; by default all that the device has.")
+    str, typer.Option("--engines", help="Comma-separated; default: all that run on the device.")
 ]
 PolicyOption = Annotated[
     str,
@@ -54,25 +54,29 @@ PolicyOption = Annotated[
 BudgetOption = Annotated[
     float, typer.Option(min=0, callback=bearable, help="Stop after this many seconds; 0 for never.")
 ]
-BatchOption = Annotated[int, typer.Option(min=1, help="Kernels handed to a worker at once.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Kernels handed to a worker at a time.")]
 WorkersOption = Annotated[
-    int, typer.Option(min=0, help="Worker processes; 0 for one per GPU, one on a CPU.")
+    int, typer.Option(min=0, help="Worker processes; 0: one per GPU, or one on a CPU.")
 ]
 JobsOption = Annotated[
-    int, typer.Option(min=0, help="How many compilers run at once; 0: all cores.")
+    int, typer.Option(min=0, help="How many compilers to run at once; 0: one per core.")
 ]
 OnOption = Annotated[str, typer.Option("--on", help="local or ray.")]
 AddressOption = Annotated[str, typer.Option(help="Address of a running Ray cluster.")]
 TopOption = Annotated[
-    int, typer.Option(min=0, help="Per problem, only this many kernels: the most promising.")
+    int,
+    typer.Option(
+        min=0, help="Measure only this many kernels per problem, the most promising; 0: all."
+    ),
 ]
 RetryFlag = Annotated[
-    bool, typer.Option("--retry-failed", help="Measure again what failed before.")
+    bool, typer.Option("--retry-failed", help="Measure again what failed earlier.")
 ]
 GiveUpOption = Annotated[
-    int, typer.Option(min=0, help="Give up a kernel that cost this many workers; 0: never.")
+    int,
+    typer.Option(min=0, help="Give up on a kernel after it has cost this many workers; 0: never."),
 ]
-ReplayOption = Annotated[Path | None, typer.Option(help="Replay this store in place of measuring.")]
+ReplayOption = Annotated[Path | None, typer.Option(help="Replay this store instead of measuring.")]
 EventsFlag = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stdout.")]
 
 
@@ -109,7 +113,7 @@ def sweep(
     from tilewise.sweep.run import sweep as run
 
     if not store.strip():
-        raise InputError("the store's path is empty; name the folder that measurements go to")
+        raise InputError("the store's path is empty; name the folder to store measurements in")
     found = problems_of(problems, op, dtype)
     session = Session.of(arch, policy, timeout, replay)
     names = tuple(word.strip() for word in engines.split(",") if word.strip())
@@ -172,7 +176,9 @@ def _kernels(
 
 def _check_top(top: int, model: Path | None, replay: Path | None, found: ProblemFile) -> None:
     if model and not top:
-        raise InputError("--model says who is expected to be fast; give --top N with it")
+        raise InputError(
+            "--model predicts which kernels are fast and only makes sense with --top N; add it"
+        )
     if top and replay:
         raise InputError("--top chooses what to measure; a --replay holds what was measured")
     if not top and any("top" in labels for labels in found.labels):

@@ -28,31 +28,41 @@ if TYPE_CHECKING:
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="The model folder to write.")]
-AnyOpOption = Annotated[str, typer.Option("--op", help="Which op, if stores hold several.")]
+AnyOpOption = Annotated[str, typer.Option("--op", help="Which op, if the stores hold several.")]
 BesideOption = Annotated[
-    str, typer.Option(help="Ops of the same features that teach as well, by commas.")
+    str, typer.Option(help="Other ops with the same features to learn from, comma-separated.")
 ]
 AnyArchOption = Annotated[
-    str | None, typer.Option("--arch", help="Which one, if stores hold several.")
+    str | None, typer.Option("--arch", help="Which architecture, if the stores hold several.")
 ]
-FoldsOption = Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")]
+FoldsOption = Annotated[int, typer.Option(min=2, help="Cross-validation folds.")]
 ObjectiveOption = Annotated[str, typer.Option(help="regression, lambdarank or top_decile.")]
-TargetsOption = Annotated[str, typer.Option(help="Also learn these: tflops,latency,bandwidth.")]
+TargetsOption = Annotated[str, typer.Option(help="Also predict these: tflops,latency,bandwidth.")]
 VendorTreesOption = Annotated[
-    int, typer.Option(min=0, help="Trees that speak of the vendor's routine alone.")
+    int, typer.Option(min=0, help="Extra trees for the vendor's routine alone.")
 ]
 DrawsOption = Annotated[
     int,
-    typer.Option(min=1, max=64, help="Forests grown on other rows and columns; their mean ranks."),
+    typer.Option(min=1, max=64, help="Forests to grow on different rows and columns, and average."),
 ]
 HardRoundsOption = Annotated[
-    int, typer.Option(min=0, help="Rounds of weighting up badly chosen problems.")
+    int, typer.Option(min=0, help="Rounds that give badly chosen problems more weight.")
 ]
 WarmStartOption = Annotated[
-    Path | None, typer.Option(help="Continue from this model of the same features.")
+    Path | None, typer.Option(help="Continue training this model, which has the same features.")
 ]
 TuneOption = Annotated[int, typer.Option(min=0, help="Optuna trials before training.")]
-CompareFlag = Annotated[bool, typer.Option(help="Also judge every objective on the same folds.")]
+CompareFlag = Annotated[
+    bool,
+    typer.Option("--compare-objectives", help="Also score every objective on the same folds."),
+]
+TreesOption = Annotated[int, typer.Option(min=1, help="The most trees to grow.")]
+LeavesOption = Annotated[int, typer.Option(min=2, max=255, help="The most leaves of a tree.")]
+RateOption = Annotated[
+    float, typer.Option(min=0.001, max=1.0, help="How much each tree contributes.")
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of folds and trees.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, max=256, help="Threads to train with.")]
 
 
 def train(
@@ -65,23 +75,23 @@ def train(
     folds: FoldsOption = 5,
     objective: ObjectiveOption = "regression",
     targets: TargetsOption = "",
-    trees: Annotated[int, typer.Option(min=1)] = 200,
-    leaves: Annotated[int, typer.Option(min=2, max=255)] = 16,
-    learning_rate: Annotated[float, typer.Option(min=0.001, max=1.0)] = 0.09,
+    trees: TreesOption = 200,
+    leaves: LeavesOption = 16,
+    learning_rate: RateOption = 0.09,
     vendor_trees: VendorTreesOption = 0,
     draws: DrawsOption = 1,
     hard_rounds: HardRoundsOption = 0,
     warm_start: WarmStartOption = None,
     tune: TuneOption = 0,
     compare_objectives: CompareFlag = False,
-    seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int, typer.Option(min=1, max=256)] = 1,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = 1,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Trains a model from stores of measurements.
 
-    Equal measurements and an equal seed give equal files.
+    The same measurements and the same seed give identical files.
     """
     from tilewise.core.model import check_place
     from tilewise.core.sealed import MANIFEST

@@ -22,7 +22,7 @@ def tune(
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many kernels to time.")] = 4,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times the leading kernels of each problem, into a plan file.
+    """Times the best few kernels per problem, into a plan file.
 
     The vendor's routine takes part. Programs that have TILEWISE_PLAN set to that file choose by
     these times, on the device where they were taken.

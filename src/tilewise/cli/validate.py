@@ -37,18 +37,20 @@ SHOWN, NAMED = 20, 3
 
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Keep measurements here, and resume from it.")
+    Path | None, typer.Option("--store", help="Keep measurements here, and resume from them.")
 ]
 ReplayOption = Annotated[
-    Path | None, typer.Option(help="Judge by this store in place of measuring.")
+    Path | None, typer.Option(help="Use this store's times instead of measuring.")
 ]
 LeastMean = Annotated[
-    float | None, typer.Option(min=0, max=100, help="Exit 1 below this mean, in percent.")
+    float | None, typer.Option(min=0, max=100, help="Exit with 1 if mean efficiency (%) is lower.")
 ]
 LeastP10 = Annotated[
-    float | None, typer.Option(min=0, max=100, help="Exit 1 below this P10, in percent.")
+    float | None, typer.Option(min=0, max=100, help="Exit with 1 if P10 efficiency (%) is lower.")
 ]
-LeastRatio = Annotated[float | None, typer.Option(min=0, help="Exit 1 below this geometric mean.")]
+LeastRatio = Annotated[
+    float | None, typer.Option(min=0, help="Exit with 1 if the mean speed-up is lower.")
+]
 
 
 def validate(
@@ -68,7 +70,7 @@ def validate(
     min_vs_vendor: LeastRatio = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measures how good the choices are on this device.
+    """Measures how good the choices are on this machine.
 
     Every legal kernel is measured; then the selected one is timed in turn with the fastest and the
     vendor's. Stop it in any way: with --store the same command carries on.
@@ -103,7 +105,7 @@ def _check_whole(session: Session, found: ProblemFile) -> None:
     tried = session.recording.tried if session.recording else {}
     if count := sum(p.key in tried for p in found.problems):
         raise InputError(
-            f"of {count} of the {len(found.problems)} problems {session.replay} holds only the "
+            f"for {count} of the {len(found.problems)} problems {session.replay} holds only the "
             "most promising kernels (--top), whose best need not be the best; leave them out"
         )
 

@@ -117,6 +117,8 @@ def _parsed(text: str, known: Set[str]) -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         column = max(0, (getattr(error, "offset", 1) or 1) - 1)
         message = error.msg if isinstance(error, SyntaxError) else str(error)
+        if text[column : column + 1] == "=":
+            message += "; write == to compare"
         raise ExpressionError(f"not an expression: {message}", text, column) from None
     names: set[str] = set()
     _check(tree, known, names, text)

@@ -244,7 +244,7 @@ def _quantised(leaves: Sequence[float], starts: Sequence[int]) -> tuple[Ints, fl
     values = np.array(leaves, np.float64)
     largest = sum(float(np.abs(values[a:b]).max()) for a, b in pairwise(starts))
     if not np.isfinite(largest):
-        raise ModelError("the leaves of the forest add up to no finite number")
+        raise ModelError("the leaves of the forest do not add up to a finite number")
     room = min((_INT_LIMIT - len(starts)) / largest, 1e300) if largest > 0 else 1.0
     bits = int(np.floor(np.log2(room)))
     return np.rint(np.ldexp(values, bits)).astype(np.int32), float(2.0**-bits)

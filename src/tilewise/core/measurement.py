@@ -116,7 +116,9 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{what} is no JSON object: {text[:80]!r}; `data check` lists such rows")
+        raise InputError(
+            f"{what} is not a JSON object: {text[:80]!r}; `data check` lists such rows"
+        )
     return found
 
 

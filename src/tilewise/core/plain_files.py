@@ -36,7 +36,7 @@ def open_plain(
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if is_private:
             why = why_not_private(status)
             if why is not None:

@@ -111,7 +111,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = loads(read_plain(path / MANIFEST, most=MOST_BYTES))
     except OSError as error:
         raise ModelError(
-            f"{path} is no model: {MANIFEST} cannot be read ({error.strerror}); "
+            f"{path} is not a model: {MANIFEST} cannot be read ({error.strerror}); "
             "a model is a folder that `train` makes"
         ) from None
     except ValueError as error:

@@ -21,8 +21,8 @@ def identifier(text: Any) -> str:
     """`text` where it is a name that C and Python take; raises where it is not."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         raise ExpressionError(
-            f"{_shown(text)} is no name: letters, digits and _ are allowed, a letter or _ first, "
-            "128 at most"
+            f"{_shown(text)} is not a valid name: use letters, digits and _, not starting with a "
+            "digit, 128 at most"
         )
     return text
 
@@ -30,14 +30,16 @@ def identifier(text: Any) -> str:
 def word(text: Any) -> str:
     """`text` where it can be part of a name, as the words of a text field are."""
     if not isinstance(text, str) or not _WORD.fullmatch(text):
-        raise ExpressionError(f"{_shown(text)} is no word: letters, digits and _, 128 at most")
+        raise ExpressionError(
+            f"{_shown(text)} is not a valid word: use letters, digits and _, 128 at most"
+        )
     return text
 
 
 def number(value: Any) -> str:
     """A finite number as C, C++ and Python write it."""
     if not isinstance(value, int | float) or not isfinite(value):
-        raise ExpressionError(f"{_shown(value)} is no finite number")
+        raise ExpressionError(f"{_shown(value)} is not a finite number")
     return repr(value if type(value) is int else float(value))
 
 

@@ -16,7 +16,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         doubled = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {doubled[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {doubled[:60]!r} appears twice in one object")
     return found
 
 

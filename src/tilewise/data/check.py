@@ -161,7 +161,7 @@ def flaws(row: Measurement) -> list[tuple[str, str]]:
         found.append(("unknown_arch", f"arch is {row.arch!r}"))
     torn = row.torn()
     for name, text in torn.items():
-        found.append(("invalid_json", f"{name} is no JSON object: {text[:80]!r}"))
+        found.append(("invalid_json", f"{name} is not a JSON object: {text[:80]!r}"))
     keyed = {"problem": row.problem, "kernel": row.kernel_fields, "policy": row.policy}
     for part, text in keyed.items():
         if text not in torn.values() and part_key(part, text) != getattr(row, f"{part}_key"):

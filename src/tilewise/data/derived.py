@@ -85,7 +85,7 @@ def part_key(part: str, text: str) -> str:
     try:
         return digest({part: json.loads(text)})
     except (ValueError, RecursionError):
-        raise StoreError(f"a {part} is no JSON: {text[:80]!r}") from None
+        raise StoreError(f"a {part} is not JSON: {text[:80]!r}") from None
 
 
 def _row_keys(table: Any) -> Any:

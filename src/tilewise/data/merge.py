@@ -119,7 +119,7 @@ def _place(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError):  # links in a circle
-        raise NoStoreError(f"the store {path} is a link that leads nowhere") from None
+        raise NoStoreError(f"the store {path} is a dangling link") from None
 
 
 def _check_readable(path: Path, rows: Iterable[Measurement]) -> None:

@@ -33,7 +33,7 @@ def publish(source: Path | str, target: Path | str, tell: Tell = silent) -> Publ
     if store.journals():
         raise InputError(f"a sweep of {source} is under way, or died; let it end, or run it again")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(f"{target} is there already; name a new folder")
+        raise InputError(f"{target} already exists; choose a new folder")
     rows, shards = 0, store.shards()
     with _appearing(place) as folder:
         for number, shard in enumerate(shards, 1):

@@ -46,7 +46,7 @@ def _dispatcher(op: str, arch: Arch, under: Settings) -> Dispatcher:
 def select(problem: Problem, *, arch: str | Arch | None = None, top_k: int | None = None) -> Choice:
     """The kernel that tilewise would run for `problem`; nothing is built or run."""
     if not isinstance(problem, Problem):
-        raise InputError(f"{problem!r} is no problem; pass a GemmProblem or a ConvProblem")
+        raise InputError(f"{problem!r} is not a problem; pass a GemmProblem or a ConvProblem")
     return default_dispatcher(problem.op, resolve_arch(arch)).select(problem, top_k=top_k)
 
 
@@ -57,7 +57,7 @@ def live_arch(tensor: Any) -> Arch:
 
 
 def run(problem: Problem, *tensors: Any, out: Any = None) -> Result:
-    """Computes `problem` where its tensors are, with the kernel that `select` chooses."""
+    """Computes `problem` on its tensors' device, with the kernel that `select` chooses."""
     if not tensors:
         raise TensorError("run() needs the operands after the problem")
     return default_dispatcher(problem.op, live_arch(tensors[0])).run(problem, *tensors, out=out)

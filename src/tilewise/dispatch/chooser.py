@@ -23,7 +23,7 @@ from tilewise.dispatch.padding import Copies, CopyCosts, aligned
 from tilewise.dispatch.reshaping import differing, reshaped_for, simpler
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
-from tilewise.selection.choice import TIE, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.choice import TIE, WHO, Choice, Ranked, Ranker, Ranking
 from tilewise.settings import settings
 
 if TYPE_CHECKING:
@@ -191,13 +191,13 @@ class Chooser:
         if not ranking:
             return None
         path, notes = asked.ranker.path, asked.notes
-        reason = f"the fastest by the {path} ranking"  # of how many is counted when asked
+        reason = f"predicted fastest by {WHO.get(path, path)}"
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
         if place:
             ranking.promote(place)
-            notes.append(f"of kernels that tie, {taken}")
+            notes.append(f"of the kernels that tie with it, {taken} is taken")
         if self._is_reshaped(ranking[0].kernel, problem, asked.simple):
-            notes.append(f"its tensors are read as those of {differing(asked.simple, problem)}")
+            notes.append(f"its tensors are read as {differing(asked.simple, problem)}")
         if (caveat := asked.ranker.caveat(self.registry.arch)) is not None:
             notes.append(caveat)
         return Choice(
@@ -226,7 +226,7 @@ class Chooser:
                 why = ranker.why_unfit(seen, self.registry.arch)
                 if why is None:
                     return Question(problem, simple, ranker, seen, notes)
-            notes.append(f"{ranker.path}: {why}")
+            notes.append(f"{ranker.path} not used: {why}")
         return Question(problem, simple, last, simple, notes)
 
     def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[str, str]]:
@@ -331,9 +331,9 @@ class Chooser:
                 ties.append((place, ranked.kernel, behind))
         for place, kernel, _ in ties:
             if kernel.engine == "vendor":
-                return place, "the vendor's"
+                return place, "the vendor's routine"
         for place, kernel, behind in ties:
             build = self.registry.build_of(kernel)
             if behind <= TIE and build is not None and build.status == "ok":
-                return place, "the one already built"
+                return place, "one that is already built"
         return 0, ""

@@ -111,7 +111,9 @@ def _check_company(
     op: Op, name: str, of: TensorView, tensor: Any, first: TensorView, sample: Any
 ) -> None:
     if is_torch(tensor) != is_torch(sample):
-        raise TensorError(f"{name} and {op.operands[0]} are of two libraries; convert one of them")
+        raise TensorError(
+            f"{name} and {op.operands[0]} come from two libraries; convert one of them"
+        )
     if of.device != first.device:
         raise TensorError(
             f"{name} is on {of.device} and {op.operands[0]} on {first.device}; "
@@ -136,7 +138,7 @@ def _check_library(out: Any, sample: Any) -> None:
     if not is_torch(out):
         view(out)  # refuses masks, and what is no array at all
     if is_torch(out) != is_torch(sample):
-        raise TensorError("out and the operands are of two libraries; convert one of them")
+        raise TensorError("out and the operands come from two libraries; convert one of them")
 
 
 def check_kind(out: Any, result: Any) -> None:

@@ -23,7 +23,7 @@ CORE_GB_S = 12.0
 def detect(kind: str = "", index: int | None = None) -> Arch:
     """The live device: a GPU if there is one, otherwise the CPU; `kind` insists on either.
 
-    Of several GPUs it is the current one, or the one at `index`, which must be there.
+    With several GPUs it is the current one, or the one at `index`, which must exist.
 
     It never fails for want of a GPU unless one is insisted on, nor for want of vector
     instructions: a processor without AVX2 is `cpu_generic`, on which only the vendor's kernels

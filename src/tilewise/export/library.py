@@ -191,7 +191,7 @@ def write_library(
     """The library as a new folder; whatever goes wrong, nothing is left behind."""
     place = out.resolve()
     if place.exists():
-        raise FileError(f"{out} exists already; name a new folder")
+        raise FileError(f"{out} already exists; choose a new folder")
     around = next(folder for folder in place.parents if folder.exists())
     if not around.is_dir() or not os.access(around, os.W_OK):
         raise FileError(f"{out} cannot be written: nothing can be made in {around}")
@@ -207,7 +207,7 @@ def write_library(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(body)
             if place.exists():
-                raise FileError(f"{out} exists already; name a new folder")
+                raise FileError(f"{out} already exists; choose a new folder")
             fresh.rename(place)
     except OSError as error:
         raise FileError(f"{out} cannot be written: {error.strerror or error}") from None

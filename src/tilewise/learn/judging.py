@@ -64,23 +64,23 @@ def worst(
 def _why(data: Dataset, chosen: int, best: int, predicted_us: Array) -> str:
     """What went wrong, in words: noise, a near tie, or which of the two was misjudged."""
     if chosen == best:
-        return "it is the best"
+        return "this is the best kernel"
     if not data.is_ok[chosen]:
-        return "the chosen kernel fails, which was not foreseen"
+        return "the chosen kernel fails, which the model did not foresee"
     spread = np.nan_to_num(data.spread_us[[chosen, best]])
     if data.time_us[chosen] - data.time_us[best] <= spread.sum():
-        return "their times differ by less than they spread"
+        return "their times differ by less than the noise"
     # Only ratios matter to a ranking: the chosen one looked too fast or the best one too slow.
     ratio = predicted_us / data.time_us
     gap = predicted_us[best] / predicted_us[chosen]
     if gap < 1 + CLOSE:
-        return f"they were predicted {100 * (gap - 1):.1f} % apart, as good as tied"
+        return f"they were predicted {100 * (gap - 1):.1f} % apart, which is almost a tie"
     own = data.problem_index == data.problem_index[best]
     usual = float(np.median(ratio[own & data.is_ok]))
     fast, slow = usual / ratio[chosen], ratio[best] / usual
     if fast > slow:
-        return f"the chosen kernel was taken for {fast:.2f} times as fast as it is"
-    return f"the best kernel was taken for {slow:.2f} times as slow as it is"
+        return f"the chosen kernel was predicted {fast:.2f} times as fast as it is"
+    return f"the best kernel was predicted {slow:.2f} times as slow as it is"
 
 
 def _number(value: float) -> float | None:

@@ -226,7 +226,9 @@ def _ops_of(package: str) -> tuple[Op, ...]:
     try:
         found = import_module(package)
     except (ImportError, TypeError, ValueError) as error:  # of names that only packages may say
-        raise InputError(f"TILEWISE_OPS names {package!r}, which is no package: {error}") from None
+        raise InputError(
+            f"TILEWISE_OPS names {package!r}, which is not a package: {error}"
+        ) from None
     if not hasattr(found, "OPS"):
         raise InputError(f"TILEWISE_OPS names {package!r}, which has no ops: it defines no OPS")
     return tuple(found.OPS)

@@ -65,7 +65,7 @@ def _without_predictions(model: Model, data: Dataset) -> Judged:
             f"{model.name} was trained on all {len(data.problems)} problems and kept no judgement "
             "of them; `train` it again, or report on a store that it has not seen"
         )
-    how = _how(len(kept), 0, "as noted when the model was trained")
+    how = _how(len(kept), 0, " (as noted in training)")
     efficiency = np.array([noted[texts[at]] for at in kept], np.float64)
     listed = _noted_rows(data, kept, efficiency)
     if not rows.any():
@@ -79,7 +79,7 @@ def _without_predictions(model: Model, data: Dataset) -> Judged:
         rows=sorted(listed, key=lambda row: float(row["efficiency"])),
         ratio=predicted_us[use] / data.time_us[use],
         measured_us=data.time_us[use],
-        how=_how(len(kept), len(outcome.problems), "as noted when the model was trained"),
+        how=_how(len(kept), len(outcome.problems), " (as noted in training)"),
     )
 
 
@@ -87,9 +87,9 @@ def _how(out_of_fold: int, unseen: int, since: str = "") -> str:
     """By which problems a model is judged."""
     parts = []
     if out_of_fold:
-        parts.append(f"{out_of_fold:,} problems out of fold{', ' if since else ''}{since}")
+        parts.append(f"{out_of_fold:,} problems out of fold{since}")
     if unseen:
-        parts.append(f"{unseen:,} problems it was never trained on")
+        parts.append(f"{unseen:,} problems that it was never trained on")
     return f"judged on {' and '.join(parts) or 'no problem'}"
 
 

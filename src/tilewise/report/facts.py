@@ -49,6 +49,29 @@ class Facts:
     model: Model | None = None
     choices: Judged | None = None
     importances: dict[str, float] | None = None
+    vendor: VendorShare | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VendorShare:
+    """How the vendor's own routine does, on the problems that it was measured on."""
+
+    problems: int
+    won: int
+    mean: float
+    """Of the fastest kernel's speed, 1 being all of it."""
+
+
+def vendor_share(data: Dataset) -> VendorShare | None:
+    """How near the fastest kernel the vendor's routine is; None where it never ran."""
+    is_vendor = np.array([kernel.engine == "vendor" for kernel in data.kernels])
+    vendor_us = np.full(len(data.problems), np.inf)
+    rows = np.flatnonzero(is_vendor[data.kernel_index] & data.is_ok)
+    np.minimum.at(vendor_us, data.problem_index[rows], data.time_us[rows])
+    share = (data.best_us / vendor_us)[np.isfinite(vendor_us) & data.is_whole]
+    if not len(share):
+        return None
+    return VendorShare(problems=len(share), won=int((share >= 1).sum()), mean=float(share.mean()))
 
 
 def failures(stores: Sequence[Path], op: str) -> tuple[int, dict[str, dict[str, int]]]:
@@ -127,4 +150,5 @@ def gather(
         model=model,
         choices=chosen,
         importances=importances,
+        vendor=vendor_share(data),
     )

@@ -31,27 +31,34 @@ MOST_HOLES = 16
 SECTIONS = {
     "efficiency": (
         "Efficiency",
-        "The chosen kernel's speed in percent of the fastest one's; 100 is the best possible. "
-        "Each problem is judged by a model that was not trained on it.",
+        "The chosen kernel's speed as a percentage of the fastest one's; 100 is perfect. Each "
+        "problem is judged by a model that was not trained on it.",
     ),
     "oracle": (
         "Chosen against oracle",
-        "One point per problem. On the line, the fastest kernel was chosen, as an oracle would.",
+        "One point per problem. Points on the line are perfect choices; the higher above it, the "
+        "more was lost.",
     ),
     "problems": ("Problems", "Click a column to sort, type to filter."),
     "roofline": (
         "Roofline",
-        "The fastest kernel of each problem, and what the device's listed bandwidth and clock "
-        "allow. Points lie above it where operands come from a cache or the clock runs faster.",
+        "The fastest kernel for each problem, below the limit set by the device's listed bandwidth "
+        "and clock. Points lie above it if operands come from a cache or the clock runs faster.",
     ),
-    "kernels": ("Kernels", "How often each was tried, failed and was the fastest."),
-    "coverage": ("Coverage and its holes", "Problems in each range of sizes; 0 is a hole."),
-    "failures": ("Failures by kind", "What did not run, as recorded."),
+    "kernels": ("Kernels", "How often each one was tried, failed, and was the fastest."),
+    "coverage": (
+        "Coverage and its holes",
+        "How many problems there are in each range of sizes; 0 is a hole.",
+    ),
+    "failures": ("Failures by kind", "Readings without a time, by engine and reason."),
     "importances": (
         "What the model looks at",
-        "How much each feature contributes: its share of the gain of all splits.",
+        "How much each feature contributes: its share of the gain of all splits in the trees.",
     ),
-    "calibration": ("Predicted against measured", "Predicted over measured time; 1 is exact."),
+    "calibration": (
+        "Predicted against measured",
+        "Predicted time divided by measured time; 1 is exact.",
+    ),
 }
 """Place on the page -> heading, and one line on how to read it."""
 
@@ -128,7 +135,8 @@ def page(facts: Facts, library: str) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_asset('report.css')}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1><div class='cards'>{cards(facts)}</div></header>"
+        f"<header><h1>{escape(title)}</h1><p class='lead'>{escape(lead(facts))}</p>"
+        f"<div class='cards'>{cards(facts)}</div></header>"
         f"<nav>{links}</nav><main>{body}</main>"
         f"<footer>{escape(foot)}</footer>"
         f'<script type="application/json" id="content">{_data(content)}</script>'
@@ -151,6 +159,24 @@ def headline(facts: Facts) -> str:
     return f"{facts.data.op} {', '.join(facts.data.dtypes)} on {device}"
 
 
+def lead(facts: Facts) -> str:
+    """What the page comes to, in a sentence or two."""
+    sentences = []
+    if facts.choices is not None:
+        percent = 100 * facts.choices.efficiency
+        sentences.append(
+            f"On average the chosen kernel runs at {percent.mean():.1f} % of the fastest kernel's "
+            f"speed, and nine choices in ten reach {np.percentile(percent, 10):.1f} %."
+        )
+    vendor = facts.vendor
+    if vendor is not None:
+        sentences.append(
+            f"The vendor's own routine reaches {100 * vendor.mean:.1f} % on average and is the "
+            f"fastest for {vendor.won:,} of {vendor.problems:,} problems."
+        )
+    return " ".join(sentences).replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 def cards(facts: Facts) -> str:
     """The figures that one wants first."""
     figures = [
@@ -163,7 +189,7 @@ def cards(facts: Facts) -> str:
         percent = 100 * facts.choices.efficiency
         figures += [
             ("mean efficiency", f"{percent.mean():.2f} %"),
-            ("P10", f"{np.percentile(percent, 10):.1f} %"),
+            ("P10 efficiency", f"{np.percentile(percent, 10):.1f} %"),
             ("worst", f"{percent.min():.1f} %"),
         ]
     return "".join(
@@ -181,7 +207,7 @@ def tables(facts: Facts) -> dict[str, Any]:
     elif facts.choices is None:
         found["problems"] = _table(_fastest_rows(facts))
     buckets = [
-        {"axis": axis, "bucket": bucket, "problems": count}
+        {"axis": axis, "range": bucket, "problems": count}
         for axis, counts in facts.coverage.axes.items()
         for bucket, count in counts.items()
     ]
@@ -194,8 +220,8 @@ def notes(facts: Facts) -> dict[str, str]:
     holes = [*facts.coverage.holes, *facts.coverage.pair_holes]
     notes = {
         "coverage": (
-            f"{facts.coverage.pair_share:.0%} of the pairs of buckets hold a problem. "
-            + (f"Empty: {', '.join(holes[:MOST_HOLES])}" if holes else "No bucket is empty.")
+            f"{facts.coverage.pair_share:.0%} of the pairs of ranges hold a problem. "
+            + (f"Empty: {', '.join(holes[:MOST_HOLES])}" if holes else "No range is empty.")
             + (f" and {len(holes) - MOST_HOLES} more" if len(holes) > MOST_HOLES else "")
         ),
     }
@@ -209,8 +235,8 @@ def notes(facts: Facts) -> dict[str, str]:
 
 def _cut(chosen: Judged) -> dict[str, str]:
     if len(chosen.rows) > MOST_ROWS:
-        return {"problems": f"The {MOST_ROWS:,} worst of {len(chosen.rows):,} problems."}
-    return {}
+        return {"problems": f"The {MOST_ROWS:,} worst of {len(chosen.rows):,} choices."}
+    return {"problems": "The worst choices come first."} if chosen.rows else {}
 
 
 def _name(facts: Facts) -> str:
@@ -222,7 +248,7 @@ def _problem_row(row: dict[str, Any]) -> dict[str, Any]:
         "%": row["efficiency"],
         "problem": row["words"],
         "why": row["why"],
-        "us": row["chosen_us"],
+        "chosen us": row["chosen_us"],
         "best us": row["best_us"],
         "chosen": row["chosen"],
         "best": row["best"],

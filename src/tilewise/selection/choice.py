@@ -18,6 +18,12 @@ from tilewise.forks import make_lock
 
 TIE = 0.02
 """Predictions this close to the best are as good; a dispatcher then takes one that is built."""
+WHO = {
+    "measured": "the times that `tune` measured",
+    "model": "the model",
+    "analytic": "the analytic model",
+}
+"""Path of a choice -> who ranked, for people."""
 
 
 @dataclass(frozen=True, slots=True)

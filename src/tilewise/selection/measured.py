@@ -156,7 +156,7 @@ def _sections(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise FileError(f"{path} cannot be read as a plan: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} is no plan file that `tune` wrote: {error}") from None
+        raise FileError(f"{path} is not a plan file written by `tune`: {error}") from None
     if not isinstance(sections, list) or not all(isinstance(s, dict) for s in sections):
         raise FileError(f"{path} has schema or sections that `tune` never writes; tune again")
     return sections

@@ -22,7 +22,7 @@ from tilewise.selection.selector import why_foreign
 
 
 class Predictor:
-    """Answers for any kernels: how fast each will be, and in which order they stand."""
+    """Predicts for any kernels how fast each will be, and ranks them."""
 
     def __init__(self, model: Model | Path | str, arch: Arch | None = None) -> None:
         self.model = model if isinstance(model, Model) else open_model(model)

@@ -54,7 +54,7 @@ def _apart(trained: Arch, arch: Arch) -> str:
     for figure, unit in (("compute_units", "units"), ("clock_mhz", "MHz"), ("memory_gb_s", "GB/s")):
         then, now = float(getattr(trained, figure)), float(getattr(arch, figure))
         if max(then, now) > ALIKE * min(then, now):
-            changes.append(f"{now:g} {unit} where it had {then:g}")
+            changes.append(f"{now:g} {unit} instead of {then:g}")
     return ", ".join(changes)
 
 
@@ -63,7 +63,7 @@ def caveat(model: Model, arch: Arch) -> str | None:
     different = how_different(model, arch)
     if different is None:
         return None
-    return f"{model.name} learned on another device ({different}): times are scaled by that"
+    return f"{model.name} learned on another device (here {different}); times are scaled to match"
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class _Run:
         except MachineError as error:
             raise MachineError(
                 f"the sweep stopped at a fault of the machine, which is no kernel's: {error}; "
-                "what was measured is kept: mend it, then run the same command"
+                "what was measured is kept: fix it, then run the same command"
             ) from None
         finally:
             for claim in self._claims.values():

@@ -69,7 +69,7 @@ def _why_left(*tensors: Any) -> str | None:
     for tensor in given:
         if not isinstance(tensor, Tensor):
             view(tensor)  # refuses what is no array either
-            raise TensorError("an array and a tensor are of two libraries; convert one of them")
+            raise TensorError("an array and a tensor come from two libraries; convert one of them")
         if type(tensor) in PLAIN and tensor.layout is torch.strided and transform() is None:
             require_memory(tensor)  # not every routine of PyTorch asks
     if transform() is not None:  # operators made in Python take no part in torch.func
@@ -88,7 +88,7 @@ def _require(*tensors: Any) -> None:
 
 def refuse_gradient(what: str, *tensors: Any) -> None:
     if _is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
-        raise TensorError(f"{what}; leave it away or use torch.no_grad()")
+        raise TensorError(f"{what}; leave it out or use torch.no_grad()")
 
 
 def matmul(a: Any, b: Any, out: Any = None, deterministic: bool = False) -> Tensor:

@@ -96,7 +96,7 @@ def why_not_one_pass(g: Tensor, u: Tensor) -> str | None:
     # PyTorch reads or writes each 5 times forward and 9 times backward, we 3 and 5 times.
     wants, saved = needs_gradient(g, u), g.numel() * g.element_size()
     if not is_worth(saved * (6 if wants else 2), g.device, with_gradients=wants):
-        return "calling tilewise costs as much as it gains"
+        return "it gains less than a call of tilewise costs"
     return None
 
 

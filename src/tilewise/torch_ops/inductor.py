@@ -36,10 +36,10 @@ KERNELS: dict[str, Callable[..., Tensor]] = {"mm": _mm, "addmm": _addmm, "bmm": 
 
 
 def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
-    """Lets `torch.compile` take tilewise's choices for products and convolutions from now on.
+    """Makes `torch.compile` use tilewise's choices for products and convolutions from now on.
 
-    With `always` tilewise serves all that it can, whichever is expected to be faster. What is
-    compiled already stays as it is.
+    With `always`, tilewise serves everything it can, even where PyTorch is expected to be faster.
+    What is already compiled stays as it is.
     """
     from torch._inductor import config
     from torch._inductor.choices import InductorChoices

@@ -24,6 +24,7 @@ from tilewise.errors import InputError, NoKernelError
 from tilewise.ops.conv.infer import from_shapes, settings
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.problem import GemmProblem
+from tilewise.selection.choice import WHO
 from tilewise.torch_ops.products import rounds_to_tf32
 
 SERVED = "_tilewise_served"
@@ -145,15 +146,15 @@ def decide(asked: Asked) -> Served:
     except (InputError, NoKernelError) as error:
         return by_pytorch(str(error).splitlines()[0])
     if not any(is_ours for _, _, is_ours in times):
-        return by_pytorch("PyTorch's routines are expected to be as fast or faster", **_sums(times))
+        return by_pytorch("PyTorch's routine is predicted to be as fast or faster", **_sums(times))
     if any(vendor_us is None for vendor_us, _, _ in times):
         return by_pytorch("nobody measured PyTorch's routine on this device; tw.tune does")
     call_us = asked.call_us
     pytorch_us, ours_us = sum(t[0] or 0.0 for t in times), sum(t[1] for t in times)
     found = {"pytorch_us": pytorch_us, "ours_us": ours_us + call_us}
     if ours_us + call_us >= pytorch_us:
-        return by_pytorch(f"calling tilewise costs {call_us:.0f} us, as much as it gains", **found)
-    return Served(is_ours=True, why=f"faster by the {_path(asked, arch)} ranking", **found)
+        return by_pytorch(f"it gains less than the {call_us:.0f} us that a call costs", **found)
+    return Served(is_ours=True, why=f"predicted faster by {_who(asked, arch)}", **found)
 
 
 def is_faster(problem: Problem, device: torch.device) -> bool:
@@ -182,9 +183,10 @@ def arch_on(device: torch.device) -> Arch:
     return live_arch(torch.empty(0, device=device))
 
 
-def _path(asked: Asked, arch: Arch) -> str:
+def _who(asked: Asked, arch: Arch) -> str:
     problem = next(asked.problems())
-    return default_dispatcher(problem.op, arch).select(problem).path
+    path = default_dispatcher(problem.op, arch).select(problem).path
+    return WHO.get(path, path)
 
 
 def _expected_us(

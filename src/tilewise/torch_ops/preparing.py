@@ -20,12 +20,12 @@ from tilewise.torch_ops.collecting import COLLECTOR
 
 
 def prepare(model: nn.Module, *inputs: Any, workers: int | None = None) -> list[str]:
-    """Compiles, `workers` at a time, all that a step of a patched model launches on a GPU.
+    """Compiles everything that a step of a patched model launches on a GPU, `workers` at a time.
 
     PyTorch's routines run the model once, a model in training with its gradients; parameters,
     their gradients, buffers and random numbers are left as they were. Kernels are kept on disk, so
-    that a second process finds them. Gives a line for each kernel that does not compile: the next
-    best takes its place.
+    that a second process finds them. Returns a line for each kernel that does not compile; the
+    next best takes its place.
     """
     require_module(model)
     with _untouched(model, inputs), COLLECTOR.collect() as sources:
@@ -37,7 +37,7 @@ def prepare(model: nn.Module, *inputs: Any, workers: int | None = None) -> list[
 def require_module(model: Any) -> None:
     """Raises where `model` is none."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+        raise InputError(f"a {type(model).__name__} is not a model; pass a torch.nn.Module")
 
 
 def run_once(model: nn.Module, inputs: tuple[Any, ...]) -> None:

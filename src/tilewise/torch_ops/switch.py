@@ -211,18 +211,17 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def patch(model: AnyModule, *, always: bool = False, fuse: bool = False) -> AnyModule:
-    """Lets the linear and convolution layers of `model` compute with tilewise; gives it back.
+    """Makes the linear and convolution layers of `model` use tilewise, and returns the model.
 
     Each layer decides once for every shape it sees: where PyTorch's routine is expected to be as
     fast, the call stays PyTorch's own. `layers(model)` shows what was decided; with `always`
     tilewise serves whatever it can. Parameters, buffers, hooks and names stay as they are, so
     optimizers and checkpoints do too.
 
-    With `fuse`, layers that follow each other are served as one: BatchNorm, additions and
-    activations after convolutions, activations after linear layers. They are found by tracing the
-    forward passes of the model's modules, one by one; what these decide by anything but their
-    inputs and what the modules hold is decided then. Modules that cannot be traced stay as they
-    are.
+    With `fuse`, neighbouring layers are served as one: BatchNorm, additions and activations after
+    convolutions, activations after linear layers. They are found by tracing the forward pass of
+    each of the model's modules; branches that depend on anything but the inputs and the module's
+    own settings are fixed at that time. Modules that cannot be traced stay as they are.
     """
     for module in _modules(model):
         other = OURS.get(type(module))
@@ -252,7 +251,7 @@ def unpatch(model: AnyModule) -> AnyModule:
 
 def _modules(model: Any) -> Iterator[nn.Module]:
     if not isinstance(model, nn.Module):
-        raise InputError(f"a {type(model).__name__} is no model; pass a torch.nn.Module")
+        raise InputError(f"a {type(model).__name__} is not a model; pass a torch.nn.Module")
     return model.modules()
 
 
@@ -295,7 +294,7 @@ def _latest(held: dict[_Key, Served]) -> dict[_Key, Served]:
 
 
 def layers(model: nn.Module) -> Layers:
-    """What serves each layer of a patched model, at every shape it has seen: a table."""
+    """A table of what serves each layer of a patched model, for every shape it has seen."""
     return Layers(
         ShownLayer(
             layer=name,

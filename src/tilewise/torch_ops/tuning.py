@@ -36,11 +36,11 @@ def _cells(timed: tuple[Problem, dict[str, float]]) -> tuple[str, ...]:
 def tune(
     model: nn.Module, *inputs: Any, plan: str | os.PathLike[str] | None = None, top: int = TOP
 ) -> Tuned:
-    """Times the `top` kernels and PyTorch's on every problem of one run of `model`.
+    """Times the best `top` kernels and PyTorch's on every problem in one run of `model`.
 
-    A model in training is run with its gradients. The times go into the file `plan` (by default
-    the one in force, else one in the cache), which is in force from then on here; other processes
-    take it by TILEWISE_PLAN. Gives what was timed, which prints as a table.
+    A model in training is run with its gradients. The times are written to the file `plan` (by
+    default the one in use, else one in the cache), which this process uses from then on; other
+    processes use it if TILEWISE_PLAN names it. Returns what was timed, which prints as a table.
     """
     require_module(model)
     path = Path(plan) if plan else settings().plan or settings().cache_dir / "plan.json"
@@ -54,7 +54,7 @@ def tune(
 
 
 def use_plan(path: str | os.PathLike[str] | None) -> None:
-    """Lets the choices of a plan file come first in this process, or none's."""
+    """Gives the choices of a plan file precedence in this process; None takes that back."""
     if path is None:
         os.environ.pop("TILEWISE_PLAN", None)
     else:

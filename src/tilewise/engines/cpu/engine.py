@@ -130,7 +130,7 @@ class CpuEngine(Engine):
     def plan(self, kernel: Kernel, problem: Problem, arch: Arch) -> CpuPlan:
         isa: str = kernel.isa  # type: ignore[attr-defined]
         if not detect("cpu").has(isa):
-            raise ExecutionError(f"{kernel.name} needs {isa}, which this processor has not")
+            raise ExecutionError(f"{kernel.name} needs {isa}, which this processor does not have")
         library = self._libraries.get(kernel)
         if library is None:
             (build,) = self.build([kernel], arch)
@@ -286,7 +286,7 @@ def _workspace(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
             held = np.empty(size, np.uint8)
         except MemoryError:
             raise ExecutionError(
-                f"{size} bytes of workspace are not to be had; choose a kernel that needs less"
+                f"{size} bytes of workspace cannot be allocated; choose a kernel that needs less"
             ) from None
         _scratch.array = held
     return held

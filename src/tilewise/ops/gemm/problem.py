@@ -20,7 +20,7 @@ class GemmProblem(Problem):
     """One matrix product. `split_k` above 1 asks for that many slices of the reduction.
 
     A is [m, k], B [k, n] and C [m, n], each with the batch in front where that is not 1. `layout`
-    says how they are stored, r row by row and c column by column: under rcr B lies as [n, k].
+    says how they are stored, r for row-major and c for column-major: in rcr, B is stored as [n, k].
     """
 
     m: int

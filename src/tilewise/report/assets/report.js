@@ -26,9 +26,14 @@ function draw() {
   }
 }
 
+// Four digits of what was measured, all of what was counted.
+function spelled(value) {
+  return Number.isInteger(value) ? value.toLocaleString("en") : (+value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
+}
+
 function cell(kind, value, isNumber) {
   const made = document.createElement(kind);
-  const text = value === null ? "" : typeof value === "number" ? String(+value.toPrecision(6)) : value;
+  const text = value === null ? "" : typeof value === "number" ? spelled(value) : value;
   // Names of kernels may break behind each trait.
   for (const part of text.split(/(?<=_)/)) made.append(part, document.createElement("wbr"));
   if (isNumber) made.className = "number";
@@ -63,7 +68,7 @@ function table(place, { columns, rows }) {
     const kept = rows.filter((row) => { const text = row.join(" ").toLowerCase(); return words.every((word) => text.includes(word)); });
     const made = (at < 0 ? kept : ordered(kept, at, sign)).map((row) => {
       const line = document.createElement("tr");
-      if (columns.includes("bucket") && row[columns.indexOf("problems")] === 0) line.className = "hole";
+      if (columns.includes("range") && row[columns.indexOf("problems")] === 0) line.className = "hole";
       line.append(...row.map((value, i) => cell("td", value, numeric[i])));
       return line;
     });
