@@ -62,7 +62,7 @@ def test_a_networks_layers_fit_80_columns(
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_numpys_convolution_is_no_yardstick(
+def test_bench_says_where_numpy_is_the_only_yardstick(
     library: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = dict.fromkeys(("time_us", "spread_us", "predicted_us", "tflops", "gb_s"), 1.0)

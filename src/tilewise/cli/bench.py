@@ -154,10 +154,8 @@ def tell(rows: Sequence[dict[str, Any]], problem: Problem, device: str) -> None:
         if row["status"] != "ok":
             out.print(f"{row['kernel']}: {row['status']}: {row['message'].splitlines()[0]}")
     vendors = [row["kernel"] for row in rows if "_vendor_" in row["kernel"]]
-    if problem.op != "gemm" and vendors and all(name.endswith("_numpy") for name in vendors):
-        out.print(
-            "NumPy has no fast convolution of its own; install PyTorch for a fair comparison."
-        )
+    if vendors and all(name.endswith("_numpy") for name in vendors):
+        out.print("Compared with NumPy alone; install PyTorch to compare with its routine.")
 
 
 def spelled(row: dict[str, Any]) -> str:
