@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -150,6 +151,18 @@ def test_somebody_elses_pass_still_runs() -> None:
             _, code = run_and_get_code(torch.compile(Block().eval()), image())
         tw.choose_in_compile(False)
     assert len(seen) == 1 and calls(code) == {"fwd": 3}
+
+
+def test_who_chooses_can_be_kept() -> None:
+    """PyTorch 2.11 finds compiled code by its settings, pickled; later versions leave this out."""
+    if not hasattr(torch._inductor.config, "inductor_choices_class"):
+        pytest.skip("this PyTorch keeps who chooses apart from its settings")
+    tw.choose_in_compile(always=True)
+    try:
+        kept = pickle.dumps(torch._inductor.config.inductor_choices_class)
+        assert pickle.loads(kept) == torch._inductor.config.inductor_choices_class
+    finally:
+        tw.choose_in_compile(False)
 
 
 def test_compiled_code_is_kept_with_its_choices(tmp_path: Path) -> None:

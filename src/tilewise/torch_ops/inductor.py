@@ -8,6 +8,7 @@ the compiled code. With sizes unknown the call chooses afresh for each, when it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,16 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1, beta: float 
 KERNELS: dict[str, Callable[..., Tensor]] = {"mm": _mm, "addmm": _addmm, "bmm": _mm}
 
 
+@dataclass(frozen=True, slots=True)
+class _Choosers:
+    """Makes who chooses. PyTorch 2.11 keeps compiled code by its settings, which it pickles."""
+
+    always: bool
+
+    def __call__(self) -> Any:
+        return _choices(self.always)
+
+
 def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
     """Makes `torch.compile` use tilewise's choices for products and convolutions from now on.
 
@@ -49,7 +60,7 @@ def choose_in_compile(enabled: bool = True, *, always: bool = False) -> None:
         raise InputError(
             f"torch {torch.__version__} has no way to choose kernels; tilewise needs 2.10 or later"
         )
-    make = (lambda: _choices(always)) if enabled else None
+    make = _Choosers(always) if enabled else None
     register = getattr(torch._inductor, "register_inductor_choices", None)
     if register is not None:  # since 2.15
         register(make)
