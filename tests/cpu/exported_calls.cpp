@@ -94,7 +94,7 @@ void open_wrongly() {
   refused(chosen.status().code(), TILEWISE_BAD_CALL, chosen.why().c_str(), "no library");
   auto status = plan->execute({});
   refused(status.code(), TILEWISE_BAD_CALL, status.why().c_str(), "no plan");
-  expect(!plan->kernel() && !plan->workspace_bytes(), "an empty plan has no facts");
+  expect(!*plan->kernel() && !plan->workspace_bytes(), "an empty plan has no facts");
   tilewise_close(nullptr);
   tilewise_release(tilewise_keep(nullptr));
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import trait
-from tilewise.core.sizes import gcd
+from tilewise.core.sizes import either, gcd
 from tilewise.ops.conv.kernels.few_channels import why_not_tma, why_not_typed
 from tilewise.ops.conv.kernels.grouped import (
     CHANNELS,
@@ -59,7 +59,10 @@ def merged_groups(p: ConvProblem) -> int:
 
 
 def _slot(channels: int) -> int:
-    return next((slot for slot in SLOTS if channels <= slot), CHANNELS)
+    small, middle, large = SLOTS
+    # Not questions: every answer would be a way of its own through an exported rule.
+    slot: int = either(channels <= small, small, either(channels <= middle, middle, large))
+    return slot
 
 
 def why_unusable(kernel: PaddedConvKernel, problem: ConvProblem | None, arch: Arch) -> str | None:
