@@ -280,18 +280,22 @@ def test_a_refusal_leaves_no_bar_behind(capsys: pytest.CaptureFixture[str]) -> N
     assert not capsys.readouterr().err.strip()
 
 
-def test_a_log_is_told_what_is_under_way(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_is_told_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, is_measuring = [], threading.Event()
+
+    def written(line: str, **_: Any) -> None:
+        lines.append(line)
+        if "1 of 3" in line:
+            is_measuring.set()
+
     monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
-    told = ""
+    monkeypatch.setattr(progress.err, "print", written)
     with progress_bar() as update:
         update({"event": "start", "total": 3, "known": 5, "skipped": 0, "forgotten": 0})
         update({"event": "row", "status": "crash", "stage": "first"})
-        while "1 of 3" not in told:
-            told += capsys.readouterr().err
-    assert "5 measurements are there already" in told
-    assert "measuring: 1 of 3; crash 1" in told
+        assert is_measuring.wait(60), lines
+    assert lines[0] == "5 measurements are there already"
+    assert lines[-1] == "measuring: 1 of 3; crash 1"
 
 
 def test_what_is_soon_over_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
