@@ -54,6 +54,8 @@ class Pool:
     vendors: tuple[int, ...]
     """Places of the vendor's routines."""
     copies: Copies
+    strange: NDArray[np.bool_]
+    """Which are of families that no model saw measured; none where there is no model."""
 
 
 class Question(NamedTuple):
@@ -179,6 +181,7 @@ class Chooser:
                 bool((priority != priority[:1]).any()),
                 tuple(at for at, k in enumerate(kernels) if k.engine == "vendor"),
                 Copies(self.registry.op, kernels, self.registry.arch),
+                self._strange(kernels),
             )
             with self._lock:
                 if version == self._version:
@@ -292,17 +295,16 @@ class Chooser:
         nobody measured where others were: an estimate never ran.
         """
         is_estimate = ranker is self.rankers[-1]
-        is_last = self._strange(pool) if is_estimate else np.zeros(len(pool.kernels), bool)
+        is_last = pool.strange.copy() if is_estimate else np.zeros(len(pool.kernels), bool)
         for vendor in pool.vendors:
             is_last[vendor] = not self.can_judge(ranker, pool.kernels[vendor])
         return is_last
 
-    def _strange(self, pool: Pool) -> NDArray[np.bool_]:
-        """Which kernels are of families that no model saw measured; none where there is none."""
-        arch = self.registry.arch
-        said = [r.strange(pool.kernels, arch) for r in self.rankers]
+    def _strange(self, kernels: tuple[Kernel, ...]) -> NDArray[np.bool_]:
+        """Which kernels every model that says so calls strange."""
+        said = [ranker.strange(kernels, self.registry.arch) for ranker in self.rankers]
         known = [strange for strange in said if strange is not None]
-        return np.logical_and.reduce(known) if known else np.zeros(len(pool.kernels), bool)
+        return np.logical_and.reduce(known) if known else np.zeros(len(kernels), bool)
 
     def _leaders(self, asked: Question, pool: Pool) -> Iterator[tuple[int, float]]:
         """Places and times of the fastest few, without ranking all."""

@@ -208,7 +208,12 @@ class CarefulRanker:
 
     def strange(self, kernels: Sequence[Kernel], arch: Arch) -> NDArray[np.bool_] | None:
         """What the model says, where it has not failed."""
-        return None if self._failure else self._ranker.strange(kernels, arch)
+        if not self._failure:
+            try:
+                return self._ranker.strange(kernels, arch)
+            except Exception as error:
+                self._give_up(error)
+        return None
 
     def _give_up(self, error: Exception) -> None:
         self.path = AnalyticRanker.path
