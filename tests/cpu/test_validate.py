@@ -134,7 +134,9 @@ def test_kernels_are_timed_side_by_side() -> None:
     assert [r["time_us"] for r in rows] == sorted(r["time_us"] for r in rows)
     assert sum(r["is_selected"] for r in rows) == 1
     assert {"gemm_vendor_torch", "gemm_vendor_numpy"} <= {r["kernel"] for r in rows}
-    assert min(r["vs_vendor"] for r in rows if "vendor" in r["kernel"]) <= 1.0
+    vendors = [r for r in rows if "vendor" in r["kernel"]]
+    assert vendors[0]["vs_vendor"] == 1.0
+    assert all(r["vs_vendor_interval"][0] <= 1.0 for r in vendors)  # noise may hide the ratio
     named = next(r["kernel"] for r in rows if not r["is_selected"] and r["predicted_us"])
     told = tilewise(*words, "--top", 0, "--kernel", named)
     assert told.returncode == 0, told.stderr
