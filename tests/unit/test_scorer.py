@@ -74,7 +74,7 @@ def test_features_in_c_equal_numpy(model: Model) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("flags", [None, (), ("-mavx2", "-mfma")])
-@pytest.mark.parametrize("leaves", [3, 13, 30, 60])
+@pytest.mark.parametrize("leaves", [3, 13, 30, 60, 120, 250])
 def test_trees_of_any_size_are_served(
     model: Model,
     small_data: Dataset,

@@ -178,8 +178,8 @@ class Tables:
             step_start=self._hold(steps.step_start),
             leaf_start=self._hold(steps.leaf_start),
             steps=self._hold(steps.steps),
-            # Sixteen can always be loaded.
-            leaves=self._hold(np.concatenate([steps.leaves, np.zeros(16, np.int32)])),
+            # As many as registers hold can always be loaded.
+            leaves=self._hold(np.concatenate([steps.leaves, np.zeros(128, np.int32)])),
             scale=forest.scale,
             offset=forest.offset,
             origin=self._hold(origin),

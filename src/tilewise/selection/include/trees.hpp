@@ -18,20 +18,44 @@ static inline __m512i ones(__m512i x) {
       _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble)));
 }
 
-// Adds the leaves numbered by `at` to 64 sums.
-static inline void add_leaves(const int32_t *leaf, int count, __m512i at, __m512i *sums) {
+// The leaves numbered by `at`, of at most so many: registers hold up to 128, and looking up in them
+// needs no loads.
+template <int LEAVES>
+static inline __m512i leaves_at(const int32_t *leaf, __m512i at) {
+  if constexpr (LEAVES == 16) {
+    return _mm512_permutexvar_epi32(at, _mm512_loadu_si512(leaf));
+  } else if constexpr (LEAVES == 32) {
+    const __m512i low = _mm512_loadu_si512(leaf), high = _mm512_loadu_si512(leaf + 16);
+    return _mm512_permutex2var_epi32(low, at, high);
+  } else if constexpr (LEAVES <= 128) {
+    const __mmask16 is_high = _mm512_test_epi32_mask(at, _mm512_set1_epi32(LEAVES / 2));
+    return _mm512_mask_mov_epi32(leaves_at<LEAVES / 2>(leaf, at), is_high,
+                                 leaves_at<LEAVES / 2>(leaf + LEAVES / 2, at));
+  } else {
+    return _mm512_i32gather_epi32(at, leaf, 4);
+  }
+}
+
+template <int LEAVES>
+static inline void add_some(const int32_t *leaf, __m512i at, __m512i *sums) {
   const __m128i part[4] = {_mm512_castsi512_si128(at), _mm512_extracti32x4_epi32(at, 1),
                            _mm512_extracti32x4_epi32(at, 2), _mm512_extracti32x4_epi32(at, 3)};
-  if (count <= 16) {
-    const __m512i table = _mm512_loadu_si512(leaf);
-    for (int j = 0; j < 4; ++j)
-      sums[j] = _mm512_add_epi32(
-          sums[j], _mm512_permutexvar_epi32(_mm512_cvtepu8_epi32(part[j]), table));
-  } else {
-    for (int j = 0; j < 4; ++j)
-      sums[j] = _mm512_add_epi32(
-          sums[j], _mm512_i32gather_epi32(_mm512_cvtepu8_epi32(part[j]), leaf, 4));
-  }
+  for (int j = 0; j < 4; ++j)
+    sums[j] = _mm512_add_epi32(sums[j], leaves_at<LEAVES>(leaf, _mm512_cvtepu8_epi32(part[j])));
+}
+
+// Adds the leaves numbered by `at` to 64 sums.
+static inline void add_leaves(const int32_t *leaf, int count, __m512i at, __m512i *sums) {
+  if (count <= 16)
+    add_some<16>(leaf, at, sums);
+  else if (count <= 32)
+    add_some<32>(leaf, at, sums);
+  else if (count <= 64)
+    add_some<64>(leaf, at, sums);
+  else if (count <= 128)
+    add_some<128>(leaf, at, sums);
+  else
+    add_some<256>(leaf, at, sums);
 }
 
 // Which of eight leaves a block of kernels can reach.
