@@ -55,6 +55,7 @@ def fuzz(quick: int, **strategies: SearchStrategy[Any]) -> Callable[..., Any]:
             max_examples=LONG or quick,
             derandomize=not LONG,
             deadline=None,
+            print_blob=True,
             suppress_health_check=_SLOW,
         )(given(**strategies)(counted))
 
