@@ -32,7 +32,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +47,9 @@ PACKED_EVERY_S = 60.0
 PACKED = "results.tar.gz"
 LINES = 12
 """Of each part's log, on the screen."""
+MOST_BYTES = 1 << 30
+"""Of all results, unpacked."""
+RESULT = re.compile(r"(store/)?[\w-][\w.-]*")
 KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
 SLOW_FAMILIES = "implicit,packed,merged,direct"
 """Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
@@ -422,7 +425,17 @@ def unpack(packed: Path, work: Path) -> None:
     """What an earlier call packed, where nothing is there yet."""
     if packed.is_file() and not (work / "state.json").exists():
         with tarfile.open(packed) as archive:
-            archive.extractall(work, filter="data")
+            archive.extractall(work, members=results(archive), filter="data")
+
+
+def results(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What `pack` writes; a file from another machine may hold anything."""
+    left = MOST_BYTES
+    for entry in archive:
+        left -= entry.size
+        if not entry.isreg() or not RESULT.fullmatch(entry.name) or left < 0:
+            raise SystemExit(f"{archive.name} holds {entry.name[:80]!r}, which no part left")
+        yield entry
 
 
 def compile_parts(listed: Sequence[Part], jobs: int) -> int:

@@ -12,7 +12,8 @@ left out where it grows beyond --most-mb, so fill the cache in the order of need
 
 An object is found there under the same sources and the same version of the compiler (13.0 of NVRTC,
 say; `--compiler` packs those of one version alone), and any other is compiled as ever. What was
-damaged on the way is refused when it is read, and compiled, too.
+damaged on the way is refused when it is read, and compiled, too. Objects are programs: unpack none
+but your own.
 """
 
 from __future__ import annotations
@@ -27,18 +28,24 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tilewise.core.plain_files import open_plain
 from tilewise.engines.gpu.object_cache import FOLDER
 from tilewise.engines.toolchain import private_folder
-from tilewise.errors import TilewiseError
+from tilewise.errors import TilewiseError, printable
 from tilewise.settings import settings
 
 NAME = re.compile(r"[0-9a-f]{64}")
 """An object's file: what it was made from, hashed."""
 MOST_BYTES = 16 << 20
 """No object is as large."""
+MOST_UNPACKED_BYTES = 4 << 30
+"""Nor are all together."""
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 64 << 20}]
 """Objects of one source resemble each other, wherever they lie in the file."""
 MB = 1 << 20
+FAULTS = (TilewiseError, OSError, EOFError, tarfile.TarError, lzma.LZMAError)
+FAULTS += (ValueError, RecursionError, MemoryError, OverflowError)
+"""Whatever a file can make go wrong."""
 
 
 def arguments() -> argparse.Namespace:
@@ -82,22 +89,43 @@ def pack(file: Path, most_mb: float, compiler: str) -> tuple[int, float]:
     return count, file.stat().st_size / MB
 
 
+class Bounded:
+    """What a packed file holds, as far as objects go: a few bytes may unpack to any number."""
+
+    def __init__(self, packed: lzma.LZMAFile) -> None:
+        self._packed, self._left = packed, MOST_UNPACKED_BYTES
+        self.allow_one()
+
+    def allow_one(self) -> None:
+        """The next object and its header, whatever size the header claims to have."""
+        self._one = 2 * MOST_BYTES
+
+    def read(self, size: int) -> bytes:
+        found = self._packed.read(size)
+        self._left -= len(found)
+        self._one -= len(found)
+        if min(self._left, self._one) < 0:
+            raise TilewiseError("more is packed than objects are")
+        return found
+
+
 def unpack(file: Path) -> int:
     """How many objects are there now that were not before."""
     where, count = folder(), 0
-    with lzma.open(file) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
-        for entry in archive:
-            target = where / entry.name
-            if not NAME.fullmatch(entry.name) or not entry.isreg() or entry.size > MOST_BYTES:
-                raise TilewiseError(f"{file} holds {entry.name[:80]!r}, which is no object")
-            body = archive.extractfile(entry)
-            if body is None or target.exists():
-                continue
-            part = where / f".writing-{entry.name}"
-            part.touch(mode=0o600)
-            part.write_bytes(body.read())
-            part.replace(target)
-            count += 1
+    with open(open_plain(file), "rb") as raw, lzma.open(raw) as packed:  # noqa: PTH123
+        bounded = Bounded(packed)
+        with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
+            for entry in archive:
+                if not NAME.fullmatch(entry.name) or entry.type != tarfile.REGTYPE:
+                    raise TilewiseError(f"{file} holds {entry.name[:80]!r}, which is no object")
+                body = archive.extractfile(entry)
+                if body is not None and not (where / entry.name).exists():
+                    part = where / f".writing-{entry.name}"
+                    part.touch(mode=0o600)
+                    part.write_bytes(body.read())
+                    part.replace(where / entry.name)
+                    count += 1
+                bounded.allow_one()
     return count
 
 
@@ -109,8 +137,9 @@ def main() -> int:
             print(f"{count} objects in {size:.1f} MB: {args.file}")
         else:
             print(f"{unpack(args.file)} objects are new in {folder()}")
-    except (TilewiseError, OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
-        print(f"objects: {error}", file=sys.stderr)
+    except FAULTS as error:
+        said = str(error) or type(error).__name__
+        print(f"objects: {args.file}: {printable(said)}", file=sys.stderr)
         return 2
     return 0
 

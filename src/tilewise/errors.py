@@ -23,8 +23,19 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 
+def printable(text: str) -> str:
+    """`text` with its lines and tabs; what else a terminal takes for commands is shown by code."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 class TilewiseError(Exception):
     """The base class of everything that tilewise raises on purpose."""
+
+    def __str__(self) -> str:
+        """Wherever it is shown: a message may name what stands in a file."""
+        return printable(super().__str__())
 
 
 class InputError(TilewiseError, ValueError):

@@ -23,7 +23,16 @@ from tilewise.dispatch.shipped import (
     run_matmul,
 )
 from tilewise.errors import TensorError
-from tilewise.ops.conv.infer import Padding, Sizes, from_shapes, infer, layout_of
+from tilewise.ops.conv.infer import (
+    LayerSettings,
+    Padding,
+    Sizes,
+    from_shapes,
+    infer,
+    layout_of,
+    named,
+    tensor_sizes,
+)
 
 __all__ = [
     *("conv1d", "conv2d", "conv3d", "conv_input_gradient", "conv_weight_gradient"),
@@ -98,8 +107,7 @@ def conv1d(
     The result is activation(sum + bias + residual), rounded once where a kernel of ours serves;
     activations are `relu`, `gelu` and `silu`, and a residual is a tensor like the result.
     """
-    layer = _layer(stride, padding, dilation, groups)
-    after = (bias, residual, activation)
+    after, layer = (bias, residual, activation), (stride, padding, dilation, groups)
     return _convolve(1, x, w, after, layer, out, deterministic)
 
 
@@ -118,8 +126,7 @@ def conv2d(
     deterministic: bool = False,
 ) -> Any:
     """x [N, C, H, W] convolved with w [K, C / groups, Y, X]; settings as in `conv1d`."""
-    layer = _layer(stride, padding, dilation, groups)
-    after = (bias, residual, activation)
+    after, layer = (bias, residual, activation), (stride, padding, dilation, groups)
     return _convolve(2, x, w, after, layer, out, deterministic)
 
 
@@ -138,8 +145,7 @@ def conv3d(
     deterministic: bool = False,
 ) -> Any:
     """x [N, C, D, H, W] convolved with w [K, C / groups, Z, Y, X]; settings as in `conv1d`."""
-    layer = _layer(stride, padding, dilation, groups)
-    after = (bias, residual, activation)
+    after, layer = (bias, residual, activation), (stride, padding, dilation, groups)
     return _convolve(3, x, w, after, layer, out, deterministic)
 
 
@@ -154,13 +160,13 @@ def conv_input_gradient(
     groups: int = 1,
 ) -> Any:
     """The gradient of a convolution's input of `input_size`, from its output's gradient."""
-    layer = _layer(stride, padding, dilation, groups)
+    layer = named(stride, padding, dilation, groups)
     if is_torch(dy):
         return _tensors().conv_input_gradient(input_size, w, dy, **layer)
-    of = view(dy)
+    of, size = view(dy), tensor_sizes("input_size", input_size)
     require_operand(of.dtype)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_data"}
-    return run_conv(from_shapes(tuple(input_size), view(w).shape, **layer), dy, w)
+    return run_conv(from_shapes(size, _array("w", w, "dy").shape, **layer), dy, w)
 
 
 def conv_weight_gradient(
@@ -174,20 +180,20 @@ def conv_weight_gradient(
     groups: int = 1,
 ) -> Any:
     """The gradient of a convolution's filter of `weight_size`, from its output's gradient."""
-    layer = _layer(stride, padding, dilation, groups)
+    layer = named(stride, padding, dilation, groups)
     if is_torch(x):
         return _tensors().conv_weight_gradient(x, weight_size, dy, **layer)
-    of = view(x)
+    of, size = view(x), tensor_sizes("weight_size", weight_size)
     require_operand(of.dtype)
     layer |= {"dtype": of.dtype, "layout": layout_of(of), "direction": "bwd_weight"}
-    return run_conv(from_shapes(of.shape, tuple(weight_size), **layer), x, dy)
+    return run_conv(from_shapes(of.shape, size, **layer), x, _array("dy", dy))
 
 
-def _array(name: str, given: Any) -> Any:
+def _array(name: str, given: Any, other: str = "x") -> Any:
     """`given` where it is an array, as the other operands are."""
     view(given)  # refuses what is neither
     if is_torch(given):
-        raise TensorError(f"{name} is a tensor and x an array; convert one of them")
+        raise TensorError(f"{name} is a tensor and {other} an array; convert one of them")
     return given
 
 
@@ -245,10 +251,6 @@ def _wide(x: Any, added: Any) -> str:
     return "fp32" if is_rounded and wanted in ("fp16", "bf16") else wanted
 
 
-def _layer(stride: Sizes, padding: Padding, dilation: Sizes, groups: int) -> dict[str, Any]:
-    return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-
-
 def _of_tensors(a: Any, b: Any) -> Any:
     """The front for tensors, where at least one of the operands is one."""
     for operand in (a, b):
@@ -286,22 +288,23 @@ def _convolve(
     x: Any,
     w: Any,
     after: tuple[Any, Any, str | None],
-    layer: dict[str, Any],
+    layer: LayerSettings,
     out: Any,
     deterministic: bool,
 ) -> Any:
     bias, residual, activation = after
     if is_torch(x) or is_torch(w):
-        given = layer | {"deterministic": deterministic, "activation": activation}
+        front, how = _tensors(), (*layer, deterministic, activation, residual)
         if out is None:
-            return _tensors().convolve(rank, x, w, bias, residual=residual, **given)
-        return _tensors().convolve_into(out, rank, x, w, bias, residual, **given)
-    is_bare = bias is None and residual is None and activation in (None, "none")
+            return front.convolve(rank, x, w, bias, *how)
+        return front.convolve_into(out, rank, x, w, bias, *how)
+    activate = None if activation is None else _activation(activation)
+    is_bare = bias is None and residual is None and activate is None
     if is_bare and type(x) is type(w) is np.ndarray and _is_plain_out(out):
         return convolve_arrays(rank, x, w, layer, out, deterministic)
     if len(view(x).shape) != rank + 2:
         raise TensorError(f"x has shape {tuple(x.shape)}; conv{rank}d takes {rank + 2} dimensions")
-    problem, activate = infer(x, w, **layer), _activation(activation)
+    problem = infer(x, w, **named(*layer))
     if is_bare:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
     added = residual if bias is None else bias

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from tilewise.errors import printable
+
 log = logging.getLogger("tilewise")
 
 _told: set[str] = set()
@@ -14,4 +16,4 @@ def warn_once(message: str, *, why: str = "") -> None:
     reason = why or message
     if reason not in _told:
         _told.add(reason)
-        log.warning(message)
+        log.warning("%s", printable(message))

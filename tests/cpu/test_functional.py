@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 import tilewise as tw
 from tilewise.engines.toolchain import find_compiler
-from tilewise.errors import InputError
+from tilewise.errors import InputError, TensorError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -72,3 +74,34 @@ def test_convolution_keeps_channels_last() -> None:
     out = tw.conv2d(x, w, padding=1)
     assert out.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(out, torch.nn.functional.conv2d(x, w, padding=1))
+
+
+NO_SIZES: tuple[Any, ...] = (5, None, "abcd", b"abcd", {1, 4, 6}, iter((1, 4, 6, 6)))
+NO_SIZES += ((4, 6), (1, 4, 6.0, 6), (True,) * 4)
+
+
+@pytest.mark.parametrize("given", NO_SIZES)
+@pytest.mark.parametrize("kind", [lambda t: t, lambda t: t.numpy()], ids=["tensors", "arrays"])
+def test_sizes_of_gradients_that_are_none_are_refused(kind: Any, given: Any) -> None:
+    x, w, dy = (kind(torch.randn(s)) for s in ((1, 4, 6, 6), (4, 4, 3, 3), (1, 4, 4, 4)))
+    with pytest.raises(TensorError, match=r"input_size is .* pass a sequence of 3 to 5 integers"):
+        tw.conv_input_gradient(given, w, dy)
+    with pytest.raises(TensorError, match=r"weight_size is .* pass a sequence of 3 to 5 integers"):
+        tw.conv_weight_gradient(x, given, dy)
+
+
+def test_sizes_of_gradients_are_any_sequence_of_integers() -> None:
+    w, dy = torch.randn(4, 4, 3, 3), torch.randn(1, 4, 4, 4)
+    expected = torch.nn.grad.conv2d_input((1, 4, 6, 6), w, dy)
+    for size in ((1, 4, 6, 6), [1, 4, 6, 6], np.array([1, 4, 6, 6]), (1, 4, np.int64(6), 6)):
+        torch.testing.assert_close(tw.conv_input_gradient(size, w, dy), expected)
+
+
+def test_gradients_of_arrays_and_tensors_together_are_refused() -> None:
+    x, w, dy = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(1, 4, 4, 4)
+    for one, other in ((w.numpy(), dy), (w, dy.numpy())):
+        with pytest.raises(TensorError, match="convert one of them"):
+            tw.conv_input_gradient(x.shape, one, other)
+    for one, other in ((x.numpy(), dy), (x, dy.numpy())):
+        with pytest.raises(TensorError, match="convert one of them"):
+            tw.conv_weight_gradient(one, w.shape, other)

@@ -274,7 +274,10 @@ def test_a_finished_bar_has_no_time_left(
     assert "1/1" in told and "left 0:00:00" in told and "crash 1" in told
 
 
-def test_a_refusal_leaves_no_bar_behind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_leaves_no_bar_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 60.0)  # the machine may be busy
     with pytest.raises(InputError), progress_bar():
         raise InputError("no such thing")
     assert not capsys.readouterr().err.strip()
@@ -298,7 +301,10 @@ def test_a_log_is_told_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines[-1] == "measuring: 1 of 3; crash 1"
 
 
-def test_what_is_soon_over_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_soon_over_leaves_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 60.0)
     with progress.telling("reading") as tell:
         tell("judging")
     assert not capsys.readouterr().err

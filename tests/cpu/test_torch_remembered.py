@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ import tilewise as tw
 from tilewise import torch_ops
 from tilewise.dispatch.remembered import CALLS, Remembered
 from tilewise.engines.toolchain import find_compiler
-from tilewise.errors import ArchError, TensorError
+from tilewise.errors import ArchError, InputError, TensorError
 from tilewise.settings import settings
 from tilewise.torch_ops import calls, guards
 
@@ -170,6 +172,54 @@ def test_settings_that_change_are_read_in_every_call(name: str) -> None:
         if name != "groups":
             pair = {name: (count, 1)}
             close(tw.conv2d(x, w, **pair, **groups), conv(x, w, **{name: (number, 1)}, **groups))
+
+
+EQUAL_TO_ONE = (1.0, True, np.float64(1), np.True_, Fraction(1), torch.tensor(1.0))
+"""What a key would take for 1, and PyTorch refuses; likewise in pairs."""
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
+def test_what_equals_an_integer_is_none(name: str) -> None:
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    pairs = [] if name == "groups" else [*((v, 1) for v in EQUAL_TO_ONE), [1, 1.0]]
+    for given in (*EQUAL_TO_ONE, *pairs):
+        for kind in (lambda t: t, lambda t: t.numpy()):
+            for known in (1, *([] if name == "groups" else [(1, 1), [1, 1]])):
+                for _ in range(2):
+                    tw.conv2d(kind(x), kind(w), **{name: known})
+            for _ in range(2):
+                with pytest.raises(InputError, match=f"{name} is"):
+                    tw.conv2d(kind(x), kind(w), **{name: given})
+                with pytest.raises(InputError, match=f"{name} is"):
+                    tw.conv2d(kind(x), kind(w), out=kind(torch.empty(1, 4, 4, 4)), **{name: given})
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_what_equals_an_integer_is_none_in_layers(fuses: bool) -> None:
+    x = torch.randn(1, 4, 6, 6)
+    made = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.ReLU())
+    with torch.no_grad():
+        expected = made(x)
+        model = tw.patch(made, always=True, fuse=fuses)
+        for _ in range(2):
+            close(model(x), expected)
+        for name in ("stride", "padding", "dilation", "groups"):
+            kept = getattr(model[0], name)
+            setattr(model[0], name, 1.0 if name == "groups" else (True, 1.0))
+            with pytest.raises((InputError, TypeError, RuntimeError)):
+                model(x)
+            setattr(model[0], name, kept if name == "groups" else list(kept))
+            close(model(x), expected)
+
+
+@pytest.mark.parametrize("activation", ["", 0, False, ["relu"], {}, np.array(["relu", "gelu"])])
+def test_activations_that_are_none_are_refused(activation: Any) -> None:
+    x, w, weight = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(5, 6)
+    for kind in (lambda t: t, lambda t: t.numpy()):
+        with pytest.raises(InputError, match="activation is"):
+            tw.conv2d(kind(x), kind(w), activation=activation)
+        with pytest.raises(InputError, match="activation is"):
+            tw.linear(kind(x), kind(weight), activation=activation)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit

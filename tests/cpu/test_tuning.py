@@ -18,11 +18,14 @@ from typer.testing import CliRunner
 import tilewise as tw
 from tilewise.cli.app import app
 from tilewise.core import plain_files
+from tilewise.core.arch import load_arch
 from tilewise.core.plain_files import one_at_a_time
 from tilewise.dispatch import default_dispatcher
 from tilewise.engines.device import detect
 from tilewise.errors import FileError, InputError, TilewiseError
 from tilewise.judge import trials
+from tilewise.ops.configs import load_pool
+from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.selection.measured import read_plan, section_of, write_plan
 
@@ -54,6 +57,23 @@ def test_a_plan_file_chooses(tmp_path: Path, is_vendor: bool) -> None:
     assert choice.kernel.name == (VENDOR if is_vendor else mine)
     assert default_dispatcher("gemm", detect("cpu")).vendor_us(PROBLEM) == times[VENDOR]
     assert tw.select(GemmProblem(m=5, n=16, k=32, layout="rcr")).path != "measured"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "gpu", "none"])
+def test_a_plan_without_times_of_what_can_serve_leaves_the_choice_to_others(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Any of those would be first among equals that were never timed."""
+    arch = load_arch("sm_90:H200") if dtype == "gpu" else detect("cpu")
+    pool = load_pool(get_op("gemm"), arch)
+    names = [k.name for k in pool if dtype != "none" and k.to_dict().get("dtype") == "bf16"]
+    write_plan(tmp_path / "plan.json", detect("cpu"), {PROBLEM: dict.fromkeys(names, 1.0)})
+    usual = tw.select(PROBLEM)
+    tw.use_plan(tmp_path / "plan.json")
+    choice = tw.select(PROBLEM)
+    assert (choice.kernel, choice.path) == (usual.kernel, usual.path) != (None, "measured")
+    assert "no kernel that can serve was timed" in choice.reason
+    assert default_dispatcher("gemm", detect("cpu")).vendor_us(PROBLEM) is None
 
 
 def test_a_model_is_tuned_and_served_by_what_was_timed(

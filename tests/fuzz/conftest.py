@@ -9,11 +9,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from fuzzing import LONGER, QUICK, SECONDS, name_of, spent, tried
+from fuzzing import LONG, LONGER, QUICK, SECONDS, case_file, name_of, spent, tried
 from hypothesis import is_hypothesis_test
 
 _elsewhere: list[dict[str, tuple[int, float]]] = []
 """What worker processes counted: test -> its cases and seconds."""
+
+
+_ended: list[str] = []
+"""The cases at which worker processes crashed."""
 
 
 def _counted() -> dict[str, tuple[int, float]]:
@@ -27,8 +31,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
+def pytest_testnodedown(node: Any, error: object) -> None:
     _elsewhere.append(getattr(node, "workeroutput", {}).get("tried", {}))
+    file = case_file(node.gateway.id)
+    if error and LONG and file.exists():
+        _ended.append(file.read_text(errors="replace").strip())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,6 +56,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line a test, and their sum last, where a long run's reader looks first."""
+    for case in _ended:
+        terminalreporter.write_line(f"a process ended at {case}", red=True)
     lines = [line for counts in (_counted(), *_elsewhere) for line in sorted(counts.items())]
     for name, (count, seconds) in lines:
         each = f"{count / max(seconds, 1e-3):,.0f} a second of CPU time"

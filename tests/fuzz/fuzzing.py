@@ -8,9 +8,11 @@ whose cases are quick for longer. What once failed stays beside its test as an `
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +36,26 @@ tried: Counter[str] = Counter()
 spent: dict[str, float] = {}
 """Test -> seconds of CPU time that this process took for them."""
 
+_MOST = 4000
+"""Characters of a case that are kept."""
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+
+
+def case_file(worker: str) -> Path:
+    """Where a worker process keeps its case while it runs, which would end with a crash."""
+    return Path(tempfile.gettempdir()) / f"tilewise-fuzz-{os.getuid()}-{worker}"
+
+
+@cache
+def _descriptor() -> int:
+    path = case_file(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+
+
+def _note(case: str) -> None:
+    """What the system holds outlives the process."""
+    os.pwrite(_descriptor(), case[:_MOST].ljust(_MOST).encode("utf-8", "replace")[:_MOST], 0)
 
 
 def name_of(test: Callable[..., object]) -> str:
@@ -49,12 +70,15 @@ def fuzz(quick: int, **strategies: SearchStrategy[Any]) -> Callable[..., Any]:
         @wraps(test)
         def counted(*args: Any, **kwargs: Any) -> None:
             tried[name_of(test)] += 1
+            if LONG:
+                _note(f"{name_of(test)}: { {name: kwargs[name] for name in strategies} }")
             test(*args, **kwargs)
 
         return settings(
             max_examples=LONG or quick,
             derandomize=not LONG,
             deadline=None,
+            print_blob=True,
             suppress_health_check=_SLOW,
         )(given(**strategies)(counted))
 

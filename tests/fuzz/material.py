@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 
 from tilewise.core.arch import load_arch
+from tilewise.core.identity import canonical_json
 from tilewise.core.kernel import Kernel
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.data.store import write_rows
 from tilewise.ops.configs import dump_kernels, load_pool
 from tilewise.ops.contract import get_op
+from tilewise.ops.fields import figures
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.problems.files import write_problems
 
@@ -52,6 +54,33 @@ def measurements() -> tuple[Measurement, ...]:
                 )
             )
     return tuple(rows)
+
+
+def write_wide_model(folder: Path) -> None:
+    """A model of two numbers of threads whose scores start from a share of an estimate."""
+    from tilewise.learn.dataset import from_measurements
+    from tilewise.learn.params import Params
+    from tilewise.learn.train import save, train
+
+    rows = []
+    for threads in (1, 2):
+        stand = ARCH.with_figures(device="a CPU", compute_units=threads)
+        setting = Setting(
+            arch=ARCH.name,
+            device=stand.device,
+            toolchain="t",
+            policy=Policy(threads=threads),
+            figures=canonical_json(figures(stand)),
+        )
+        for i in range(12):
+            problem = GemmProblem(m=64 << (i % 4), n=128, k=64 * (i + 1), dtype="fp32")
+            rows += [
+                Measurement.of(problem, kernel, setting, status="ok", time_us=1000.0 + i + place)
+                for place, kernel in enumerate(kernels())
+            ]
+    data = from_measurements(rows, op="gemm")
+    params = Params(trees=8, leaves=4, vendor_trees=0, objective="regression", base=0.5)
+    save(train(data, params, fold_count=3, name="wide"), data, folder)
 
 
 def write_material(folder: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from fuzzing import fuzz
 from hypothesis import assume, example
 from hypothesis import strategies as st
+from spoiling import hostile
 from tensors import KINDS, STORAGES, Recipe, stored
 from torch import Tensor
 from torch.nn import functional
@@ -170,12 +171,12 @@ _taps = st.sampled_from((1, 1, 2, 3))
 _filters = {rank: st.lists(_taps, min_size=rank, max_size=rank) for rank in (1, 2, 3)}
 _thirds = st.sampled_from((False, False, True))
 _images = st.sampled_from([(1,), (2,), (2,), (0,), ()])
-_numbers = st.sampled_from((1, 1, 1, 2, 3, 0, -1))
+_numbers = st.sampled_from((1, 1, 1, 2, 3, 0, -1, 1.0, True))
 _steps = {
     rank: _numbers | st.lists(st.integers(1, 3), min_size=rank, max_size=rank) for rank in (1, 2, 3)
 }
 _paddings = st.sampled_from((0, 0, 1, 2, -1, 2**40, "same", "valid", "full"))
-_other_groups = st.sampled_from((None, None, None, None, 3, 0))
+_other_groups = st.sampled_from((None, None, None, None, None, None, 3, 0, 1.0, True))
 
 
 @st.composite
@@ -330,6 +331,40 @@ def test_products_of_arrays(pair: tuple[Recipe, Recipe], out: str | None) -> Non
     else:
         assert not failed(found), found
         assert np.array_equal(found, wanted.astype(kind)), (found, wanted)
+
+
+_sizes = st.none() | hostile | st.lists(st.integers(-1, 9), max_size=6)
+
+
+@fuzz(80, case=convolutions(), seed=st.integers(0, 3), size=_sizes, are_arrays=st.booleans())
+def test_gradients_by_name(case: Any, seed: int, size: Any, are_arrays: bool) -> None:
+    """What autograd asks for, asked for by itself, of tensors of the right sizes or of any."""
+    rank, x, w, _, layer = case
+    assume(layer["padding"] != 2**40 and len(x.shape) == rank + 2 and 0 not in (*x.shape, *w.shape))
+    drawn = [replace(recipe, storage=_live(recipe.storage)) for recipe in (x, w)]
+    exact = [recipe.exact().requires_grad_() for recipe in drawn]
+    y = outcome(lambda: getattr(functional, f"conv{rank}d")(*exact, **layer))
+    shape = (1,) * (rank + 2) if failed(y) else tuple(y.shape)
+    drawn.append(Recipe(shape, x.kind, "plain", seed))
+    wanted = y if failed(y) else torch.autograd.grad(y, exact, drawn[-1].exact())
+    is_array = are_arrays and x.kind in (torch.float32, torch.float16)
+    one, two, dy = (array(recipe) if is_array else recipe.make() for recipe in drawn)
+    for place, gradient in enumerate(
+        (
+            lambda of: tw.conv_input_gradient(of, two, dy, **layer),
+            lambda of: tw.conv_weight_gradient(one, of, dy, **layer),
+        )
+    ):
+        other = ours(partial(gradient, size))
+        assert failed(other) or tuple(other.shape) == tuple(size)
+        found = ours(partial(gradient, drawn[place].shape))
+        if failed(wanted):
+            assert failed(found), found
+        elif not failed(found):
+            values = torch.as_tensor(found).detach()
+            assert torch.equal(values, wanted[place].to(values.dtype)), (found, wanted)
+        else:  # as much padding on both sides, unlike PyTorch
+            assert "padding 'same' needs" in str(found), found
 
 
 _float_kinds = st.sampled_from((torch.float32, torch.float32, torch.float16))

@@ -7,12 +7,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from fuzzing import fuzz
 from hypothesis import strategies as st
+from material import ARCH, write_wide_model
 from resealing import resealed
 from spoiling import Edit, edits, spoils
 
@@ -24,21 +24,31 @@ from tilewise.selection.export_c import export_c
 from tilewise.selection.opening import measured_kernels, measured_problem, open_model
 from tilewise.selection.scorer import NumpyScorer, make_scorer
 from tilewise.selection.scorer_source import scorer_source
-from tilewise.selection.selector import expectation
+from tilewise.selection.selector import caveat, expectation
 from tilewise.selection.steps import steps_of
 
 JSONS = ("manifest.json", "feature_spec.json", "model.json.gz", "metrics.json")
 FILES = (*JSONS, "numbers.gz")
 
 
+MODELS = ("small", "wide")
+"""Of one device; and of two, whose scores start from a share of an estimate."""
+models = st.sampled_from(MODELS)
+Held = dict[str, dict[str, bytes]]
+
+
 @pytest.fixture(scope="module")
-def held(material: Path) -> dict[str, bytes]:
-    """The sound model's files, unpacked."""
-    folder = material / "model"
+def held(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Held:
+    """The sound models' files, unpacked."""
+    wide = tmp_path_factory.mktemp("sound") / "wide"
+    write_wide_model(wide)
     return {
-        name: gzip.decompress(data) if name.endswith(".gz") else data
-        for name in FILES
-        for data in [(folder / name).read_bytes()]
+        which: {
+            name: gzip.decompress(data) if name.endswith(".gz") else data
+            for name in FILES
+            for data in [(folder / name).read_bytes()]
+        }
+        for which, folder in zip(MODELS, (material / "model", wide), strict=True)
     }
 
 
@@ -79,6 +89,8 @@ def serve(model: Model) -> None:
     assert sorted(found.order.tolist()) == list(range(len(kernels)))
     scorer.nearest(problem)
     expectation(model, np.zeros(len(model.measured.axes)))
+    for arch in (ARCH, *model.stands[:3]):
+        caveat(model, arch)
     for forest in model.forests.values():
         steps_of(forest)
     for text in (scorer_source(Layout(model)), export_c(model, kernels, model.trained_on)):
@@ -96,24 +108,36 @@ def opens_or_is_refused(folder: Path) -> None:
         return
 
 
-@fuzz(100, name=st.sampled_from(JSONS), edit=edits())
-def test_values_swapped(folder: Path, held: dict[str, bytes], name: str, edit: Edit) -> None:
-    value = edit(json.loads(held[name]))
-    opens_or_is_refused(written(folder, held, name, json.dumps(value).encode()))
+@fuzz(100, which=models, name=st.sampled_from(JSONS), edit=edits())
+def test_values_swapped(folder: Path, held: Held, which: str, name: str, edit: Edit) -> None:
+    value = edit(json.loads(held[which][name]))
+    opens_or_is_refused(written(folder, held[which], name, json.dumps(value).encode()))
 
 
-@fuzz(60, name=st.sampled_from(FILES), spoil=spoils())
+@fuzz(
+    60,
+    place=st.sampled_from(("stands", "figures", "base", "share", "has_base", "schema", "dtypes")),
+    edit=edits(),
+)
+def test_what_models_of_many_devices_add(folder: Path, held: Held, place: str, edit: Edit) -> None:
+    name = "model.json.gz" if place in ("base", "share", "has_base") else "manifest.json"
+    value = json.loads(held["wide"][name])
+    value[place] = edit(value[place])
+    opens_or_is_refused(written(folder, held["wide"], name, json.dumps(value).encode()))
+
+
+@fuzz(60, which=models, name=st.sampled_from(FILES), spoil=spoils())
 def test_bytes_spoiled(
-    folder: Path, held: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes]
+    folder: Path, held: Held, which: str, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    opens_or_is_refused(written(folder, held, name, spoil(held[name])))
+    opens_or_is_refused(written(folder, held[which], name, spoil(held[which][name])))
 
 
-@fuzz(20, name=st.sampled_from(FILES[1:]), spoil=spoils())
+@fuzz(20, which=models, name=st.sampled_from(FILES[1:]), spoil=spoils())
 def test_packed_bytes_spoiled(
-    folder: Path, held: dict[str, bytes], name: str, spoil: Callable[[bytes], bytes]
+    folder: Path, held: Held, which: str, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    written(folder, held, name, held[name])
+    written(folder, held[which], name, held[which][name])
     resealed(folder, {name: spoil((folder / name).read_bytes())})
     opens_or_is_refused(folder)
 
@@ -137,15 +161,27 @@ def test_forest_texts(material: Path, spoil: Callable[[bytes], bytes], at: int, 
         booster.predict(np.zeros((1, booster.num_feature())))
 
 
-@fuzz(15, name=st.sampled_from(["model.json.gz", "numbers.gz"]), edit=edits(), spoil=spoils())
+@fuzz(
+    15,
+    which=models,
+    name=st.sampled_from(["model.json.gz", "numbers.gz"]),
+    edit=edits(),
+    spoil=spoils(),
+)
 def test_compiled_scorers_walk_what_opened(
-    folder: Path, held: dict[str, bytes], name: str, edit: Edit, spoil: Callable[[bytes], bytes]
+    folder: Path,
+    held: Held,
+    which: str,
+    name: str,
+    edit: Edit,
+    spoil: Callable[[bytes], bytes],
 ) -> None:
     """C reads the same arrays as NumPy, without asking whether it may; both say the same."""
+    sound = held[which][name]
     is_json = name == "model.json.gz"
-    data = json.dumps(edit(json.loads(held[name]))).encode() if is_json else spoil(held[name])
+    data = json.dumps(edit(json.loads(sound))).encode() if is_json else spoil(sound)
     try:
-        model = open_model(written(folder, held, name, data))
+        model = open_model(written(folder, held[which], name, data))
         kernels, problem = measured_kernels(model), measured_problem(model, 0)
     except ModelError:
         return
@@ -157,5 +193,9 @@ def test_compiled_scorers_walk_what_opened(
     assert mine.level == theirs.level or not np.isfinite(theirs.level)
 
 
-def test_the_sound_model_serves(folder: Path, held: dict[str, Any]) -> None:
-    serve(open_model(written(folder, held, "metrics.json", held["metrics.json"])))
+@pytest.mark.parametrize("which", MODELS)
+def test_the_sound_models_serve(folder: Path, held: Held, which: str) -> None:
+    model = open_model(written(folder, held[which], "metrics.json", held[which]["metrics.json"]))
+    serve(model)
+    assert len(model.stands) == 1 + MODELS.index(which)
+    assert model.share == (1.0, 0.5)[MODELS.index(which)]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,74 @@ def test_objects_compiled_elsewhere_are_found_here(
     assert cached(wanted(2), compiles).image == b"code"
 
 
-def test_a_pack_writes_nothing_but_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packed(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+        for entry, body in entries:
+            entry.size = len(body)
+            archive.addfile(entry, io.BytesIO(body))
+    return made.getvalue()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **pax: str) -> Any:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.pax_headers = kind, target, pax
+    return made, b"x" if kind == tarfile.REGTYPE else b""
+
+
+OBJECT = "a" * 64
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "above": lambda: packed(entry(f"../{OBJECT}")),
+    "at the root": lambda: packed(entry(f"/{OBJECT}")),
+    "a line more": lambda: packed(entry(f"{OBJECT}\n")),
+    "terminal": lambda: packed(entry("\x1b[2J")),
+    "link": lambda: packed(entry(OBJECT, tarfile.SYMTYPE, "/etc/passwd")),
+    "hard link": lambda: packed(entry(OBJECT, tarfile.LNKTYPE, "/etc/passwd")),
+    "pipe": lambda: packed(entry(OBJECT, tarfile.FIFOTYPE)),
+    "device": lambda: packed(entry(OBJECT, tarfile.CHRTYPE)),
+    "folder": lambda: packed(entry(OBJECT, tarfile.DIRTYPE)),
+    "large": lambda: packed((tarfile.TarInfo(OBJECT), bytes(48 << 20))),
+    "header": lambda: packed(entry(OBJECT, comment="x" * (40 << 20))),
+    "headers": lambda: b"".join(packed(entry(OBJECT, comment="x"))[:1024] for _ in range(3000)),
+    "name": lambda: packed(entry("a" * (40 << 20)), form=tarfile.GNU_FORMAT),
+    "cut": lambda: packed((tarfile.TarInfo(OBJECT), bytes(10_000)))[:2000],
+    "no tar": lambda: b"x" * 5000,
+    "sparse": lambda: packed(entry(OBJECT, **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_pack_writes_nothing_but_objects(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     objects = importlib.import_module("objects")
     use_cache(tmp_path / "here", monkeypatch)
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("../" + "a" * 64))
-    (tmp_path / "bad.xz").write_bytes(lzma.compress(packed.getvalue()))
-    with pytest.raises(TilewiseError, match="is no object"):
-        objects.unpack(tmp_path / "bad.xz")
+    (tmp_path / "bad.xz").write_bytes(lzma.compress(HOSTILE[name](), preset=0))
+    monkeypatch.setattr(sys, "argv", ["objects", "unpack", str(tmp_path / "bad.xz")])
+    assert objects.main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith("objects: ") and said.count("\n") == 1 and "\x1b" not in said
+    assert not [path for path in objects.folder().iterdir() if path.name == OBJECT]
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.xz", "here"}
+
+
+def test_a_pack_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = importlib.import_module("objects")
+    use_cache(tmp_path / "here", monkeypatch)
+    many = [(tarfile.TarInfo(f"{at:064x}"), bytes(1 << 20)) for at in range(40)]
+    (tmp_path / "many.xz").write_bytes(lzma.compress(packed(*many), preset=0))
+    monkeypatch.setattr(objects, "MOST_UNPACKED_BYTES", 10 << 20)
+    with pytest.raises(TilewiseError, match="more is packed"):
+        objects.unpack(tmp_path / "many.xz")
+    monkeypatch.undo()
+    use_cache(tmp_path / "here", monkeypatch)
+    assert objects.unpack(tmp_path / "many.xz") > 29
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        objects.unpack(tmp_path / "pipe")
 
 
 def journey(tmp_path: Path, seconds: float = 600.0) -> Any:
@@ -238,6 +297,19 @@ def test_what_an_earlier_call_packed_is_carried_on(tmp_path: Path) -> None:
     (there / "says.log").write_text("newer")
     half_hour.unpack(held.out / "results.tar.gz", there)
     assert (there / "says.log").read_text() == "newer"
+
+
+@pytest.mark.parametrize(
+    "bad", [entry("../x.log"), entry("a/x.log"), entry("x.log", tarfile.SYMTYPE, "/etc/passwd")]
+)
+def test_results_are_files_that_parts_leave(bad: Any, tmp_path: Path) -> None:
+    half_hour = importlib.import_module("half_hour")
+    (tmp_path / "results.tar").write_bytes(packed(entry("store"), bad))
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(SystemExit, match="which no part left"):
+        half_hour.unpack(tmp_path / "results.tar", work)
+    assert not list(tmp_path.glob("*.log")) and not list(work.rglob("x.log"))
 
 
 def test_every_family_is_tried_on_layers_that_it_serves() -> None:

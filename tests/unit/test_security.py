@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,12 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from rich.padding import Padding
 
 import tilewise
-from tilewise.cli import main
+from tilewise.cli import console, main
 from tilewise.cli.console import cell
+from tilewise.core.arch import load_arch
 from tilewise.errors import FileError
+from tilewise.notices import warn_once
 from tilewise.problems import tables
+from tilewise.selection.measured import measured_rankers
+from tilewise.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text()
@@ -102,3 +108,33 @@ def test_terminals_are_not_commanded(
     with pytest.raises(SystemExit):
         main()
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_no_message_commands_a_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor do lines that are left out, titles, errors and warnings, which all show what was read."""
+    escape = "\x1b]0;title\x07"
+    file = str(tmp_path / "p.csv")
+    Path(file).write_text(f"M,N,K,dtype\n8,8,8,fp32\n8,8,{escape},fp32\n")
+    monkeypatch.setattr(sys, "argv", ["tilewise", "problems", "import", file, "--op", "gemm"])
+    with pytest.raises(SystemExit):
+        main()
+    console.out.print(f"a{escape}\nb", Padding(f"c{escape}"))
+    console.table(f"d{escape}", [f"e{escape}"], [[escape]])
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err and "\\x1b" in shown.err and "\nb" in shown.out
+    assert str(FileError(f"{escape}\n\tb")) == "\\x1b]0;title\\x07\n\tb"
+    warn_once(f"f{escape}")
+    plan = {"device": "a", "problems": [{"problem": {"op": f"g{escape}"}, "us": {}}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": 1, "sections": [plan]}))
+    monkeypatch.setattr("tilewise.selection.measured.section_of", lambda arch: {"device": "a"})
+    monkeypatch.setenv("TILEWISE_PLAN", str(tmp_path / "plan.json"))
+    settings.cache_clear()
+    assert measured_rankers("gemm", load_arch("x86_avx512")) == []
+    settings.cache_clear()
+    assert len(caplog.messages) == 2
+    assert all("\\x1b" in message and "\x1b" not in message for message in caplog.messages)

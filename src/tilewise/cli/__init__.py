@@ -104,7 +104,7 @@ def _fail_usage(error: Any) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    # Names from files may hold what a terminal takes for commands.
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
-    sys.stderr.write(f"tilewise: {shown}\n")
+    from tilewise.errors import printable
+
+    sys.stderr.write(f"tilewise: {printable(message)}\n")
     raise SystemExit(code)

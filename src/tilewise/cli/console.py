@@ -13,10 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from tilewise.core.problem import Problem, spell_problem
 from tilewise.core.strict_json import finite
-from tilewise.errors import InputError
+from tilewise.errors import InputError, printable
 from tilewise.ops.contract import get_op
 from tilewise.problems.lines import is_stream
 from tilewise.problems.rows import problem_from_words
@@ -60,10 +61,14 @@ def check_free(target: Path | None, force: bool) -> None:
 
 
 class PlainConsole(Console):
-    """Shows names and paths as they are: brackets in them are not markup."""
+    """Shows names and paths as they are: neither markup nor what a terminal takes for commands."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """All text comes by here, wherever it is from."""
+        return super().render_str(printable(text), **how)
 
     def on_broken_pipe(self) -> None:
         """Lets `main` decide; rich would end the program with an error."""
@@ -137,8 +142,7 @@ def cell(value: Any) -> str:
         return f"{value:.3g}" if abs(value) < 10 else f"{value:,.1f}"
     if type(value) is int and abs(value) >= 10_000:
         return f"{value:,}"
-    # Text from files may hold what a terminal takes for commands.
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))  # one line
 
 
 def _is_number(text: str) -> bool:

@@ -24,6 +24,7 @@ from tilewise.dispatch.reshaping import differing, reshaped_for, simpler
 from tilewise.forks import make_lock
 from tilewise.ops.roofline import judges_vendor
 from tilewise.selection.choice import TIE, WHO, Choice, Ranked, Ranker, Ranking
+from tilewise.selection.measured import MeasuredRanker
 from tilewise.settings import settings
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Chooser:
                 if not asked.ranker.knows_vendor(kernel):
                     return None
                 times = asked.ranker.predict_us(asked.seen, kernels, self.registry.arch)
-                return float(times[place])
+                return float(times[place]) if times[place] < inf else None
         return None
 
     def _forget(self) -> None:
@@ -189,10 +190,13 @@ class Chooser:
         return pool
 
     def _choose(self, problem: Problem, deterministic: bool) -> Choice | None:
-        asked = self._question(problem)
-        ranking = Ranking(self._walk(asked, deterministic))
-        if not ranking:
-            return None
+        for asked in self._questions(problem):
+            ranking = Ranking(self._walk(asked, deterministic))
+            if not ranking:
+                return None
+            if ranking[0].predicted_us < inf or asked.ranker.path != MeasuredRanker.path:
+                break
+            asked.notes.append(f"{asked.ranker.path} not used: no kernel that can serve was timed")
         path, notes = asked.ranker.path, asked.notes
         reason = f"predicted fastest by {WHO.get(path, path)}"
         place, taken = self._among_ties(ranking, self._pool(problem.dtype))
@@ -218,7 +222,11 @@ class Chooser:
         return simple is not problem and reshaped_for(op, kernel, problem, arch) is not None
 
     def _question(self, problem: Problem) -> Question:
-        """The first ranker that knows a problem in its simplest shapes or as it is.
+        """To the first ranker that knows a problem."""
+        return next(self._questions(problem))
+
+    def _questions(self, problem: Problem) -> Iterator[Question]:
+        """To the rankers that know a problem in its simplest shapes or as it is, in turn.
 
         The last of all knows everything.
         """
@@ -228,9 +236,11 @@ class Chooser:
             for seen in (problem,) if simple is problem else (simple, problem):
                 why = ranker.why_unfit(seen, self.registry.arch)
                 if why is None:
-                    return Question(problem, simple, ranker, seen, notes)
-            notes.append(f"{ranker.path} not used: {why}")
-        return Question(problem, simple, last, simple, notes)
+                    yield Question(problem, simple, ranker, seen, notes)
+                    break
+            else:
+                notes.append(f"{ranker.path} not used: {why}")
+        yield Question(problem, simple, last, simple, notes)
 
     def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[str, str]]:
         """Every kernel in order: ranked, or with the reason that it cannot serve."""

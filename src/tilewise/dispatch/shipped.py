@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from tilewise.dispatch import default_dispatcher, live_arch
 from tilewise.dispatch.operands import prepare
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import TensorError
-from tilewise.ops.conv.infer import are_fixed
+from tilewise.ops.conv.infer import LayerSettings, fixed, named
 from tilewise.ops.conv.infer import infer as infer_conv
 from tilewise.ops.conv.problem import ConvProblem
 from tilewise.ops.gemm.infer import infer
@@ -43,30 +43,22 @@ def multiply_arrays(a: Any, b: Any, out: Any, deterministic: bool) -> Any:
 
 
 def convolve_arrays(
-    rank: int, x: Any, w: Any, layer: Mapping[str, Any], out: Any, deterministic: bool
+    rank: int, x: Any, w: Any, layer: LayerSettings, out: Any, deterministic: bool
 ) -> Any:
     """`run_conv` of NumPy arrays, forward; likewise."""
+    settled = fixed(*layer)
     key: Any = (rank, *_stored(x), *_stored(w), None if out is None else _stored(out))
-    key = (*key, *layer.values(), *map(_kind, layer.values()), deterministic)
-    try:
-        call = CALLS.get(key)
-    except TypeError:  # a list of strides, say
-        call = None
+    key = (*key, settled, deterministic)
+    call = None if settled is None else CALLS.get(key)
     if call is not None:
         return call(out, x, w)
     if x.ndim != rank + 2:
         raise TensorError(f"x has shape {x.shape}; conv{rank}d takes {rank + 2} dimensions")
-    problem = infer_conv(x, w, **layer)
-    are_numbers = are_fixed(*layer.values())
-    result = _first(key, problem, x, w, out, deterministic) if are_numbers else None
+    problem = infer_conv(x, w, **named(*layer))
+    result = None if settled is None else _first(key, problem, x, w, out, deterministic)
     if result is None:
         return run_conv(problem, x, w, out=out, deterministic=deterministic)
     return result
-
-
-def _kind(value: Any) -> Any:
-    """The type of a setting, and of what it holds: 1.0 and True equal 1, and are none."""
-    return (tuple, *map(type, value)) if isinstance(value, tuple) else type(value)
 
 
 def _stored(array: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.plain_files import one_at_a_time, read_plain
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
-from tilewise.errors import FileError, InputError
+from tilewise.errors import FileError, InputError, printable
 from tilewise.ops.contract import get_op
 from tilewise.settings import settings
 
@@ -104,7 +104,7 @@ def read_plan(path: Path, arch: Arch) -> Times:
     wanted = section_of(arch)
     found = _times_of(path, [s for s in _sections(path) if _is_of(s, wanted)])
     if not found:
-        log.warning("%s holds nothing for %s", path, wanted)
+        log.warning("%s holds nothing for %s", printable(str(path)), wanted)
     return found
 
 
@@ -171,7 +171,7 @@ def _times_of(path: Path, sections: Sequence[Mapping[str, Any]]) -> Times:
             problem = op.problem.from_dict({k: v for k, v in row["problem"].items() if k != "op"})
             found[problem] = {op.kernel_from_name(k).name: _time(us) for k, us in row["us"].items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FileError(f"{path} holds what is no timed problem: {error}") from None
+        raise FileError(f"{path} holds what is no timed problem: {str(error)[:300]}") from None
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tilewise.core.arch import Arch
 from tilewise.core.model import Model
 from tilewise.core.sealed import MANIFEST, SealedFolder
-from tilewise.errors import ModelError
+from tilewise.errors import ModelError, printable
 from tilewise.selection.opening import open_model
 from tilewise.selection.ranker import CarefulRanker, ModelRanker
 from tilewise.settings import settings
@@ -35,9 +35,13 @@ def model_folders() -> list[Path]:
     return found
 
 
+def _name(place: Path) -> str:
+    return printable(str(place))
+
+
 @cache
 def _tell_missing(place: Path) -> None:
-    log.warning("%s, where models should be, is no folder; the shipped ones choose", place)
+    log.warning("%s, where models should be, is no folder; the shipped ones choose", _name(place))
 
 
 @cache
@@ -46,7 +50,7 @@ def _stamp(folder: Path) -> tuple[str, str, tuple[str, ...]] | None:
         manifest = SealedFolder(folder).manifest
         return manifest["op"], manifest["arch"], tuple(manifest["dtypes"])
     except (ModelError, KeyError) as error:
-        log.warning("the model in %s is left out: %s", folder, error)
+        log.warning("the model in %s is left out: %s", _name(folder), error)
         return None
 
 

@@ -15,6 +15,7 @@ from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
+from tilewise.errors import printable
 from tilewise.forks import make_rlock
 from tilewise.selection.analytic import AnalyticRanker
 from tilewise.selection.choice import Ranked
@@ -217,5 +218,6 @@ class CarefulRanker:
 
     def _give_up(self, error: Exception) -> None:
         self.path = AnalyticRanker.path
-        self._failure = f"{self._ranker.model.name} failed ({type(error).__name__}: {error})"
+        why = printable(f"{type(error).__name__}: {error}")
+        self._failure = f"{self._ranker.model.name} failed ({why})"
         log.warning("%s; it is left out of selection", self._failure)

@@ -25,7 +25,17 @@ from tilewise.dispatch.operands import check_kind, check_memory
 from tilewise.dispatch.remembered import CALLS
 from tilewise.dispatch.shipped import has_product, product_of_any, run_conv
 from tilewise.errors import ProblemError, TensorError
-from tilewise.ops.conv.infer import Padding, Sizes, are_fixed, infer, settings
+from tilewise.ops.conv.infer import (
+    LayerSettings,
+    Padding,
+    Sizes,
+    fixed,
+    group_count,
+    infer,
+    named,
+    settings,
+    tensor_sizes,
+)
 from tilewise.torch_ops import convolutions, operators, products, scaled
 from tilewise.torch_ops.calls import is_capturing
 from tilewise.torch_ops.fallback import (
@@ -66,10 +76,8 @@ def _is_plain(*tensors: Tensor | None) -> bool:
 def _why_left(*tensors: Any) -> str | None:
     """Why the call is left to PyTorch, or None; raises where it is nobody's."""
     given = [tensor for tensor in tensors if tensor is not None]
+    _require_tensors(*given)
     for tensor in given:
-        if not isinstance(tensor, Tensor):
-            view(tensor)  # refuses what is no array either
-            raise TensorError("an array and a tensor come from two libraries; convert one of them")
         if type(tensor) in PLAIN and tensor.layout is torch.strided and transform() is None:
             require_memory(tensor)  # not every routine of PyTorch asks
     if transform() is not None:  # operators made in Python take no part in torch.func
@@ -84,6 +92,14 @@ def _require(*tensors: Any) -> None:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             view(tensor)
+
+
+def _require_tensors(*tensors: Any) -> None:
+    """Refuses arrays, too."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            view(tensor)  # refuses what is no array either
+            raise TensorError("an array and a tensor come from two libraries; convert one of them")
 
 
 def refuse_gradient(what: str, *tensors: Any) -> None:
@@ -198,7 +214,7 @@ def _into(out: Tensor, result: Tensor, **operands: Tensor | None) -> Tensor:
 
 def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None) -> Tensor:
     """`torch.nn.functional.linear`, activated; the bias and activation are fused where possible."""
-    name = activation or "none"
+    name = "none" if activation is None else activation
     if _is_traced():
         products.check_activation(name)
         why = why_untraced(x, weight)
@@ -215,9 +231,10 @@ def linear(x: Any, weight: Any, bias: Any = None, activation: str | None = None)
             *(forward_level(), is_deterministic()),
             *(x.dtype is torch.float32 and products.rounds_to_tf32(), bias is None, name),
         )
-    except RuntimeError:
+        ready = CALLS.get(key) or ()
+    except (RuntimeError, TypeError):  # without memory, or an activation without a hash
         return _linear(x, weight, bias, name)
-    for is_alike, call in CALLS.get(key) or ():
+    for is_alike, call in ready:
         if is_alike(*tensors):
             return call(*tensors)  # type: ignore[no-any-return]
     generation = CALLS.generation
@@ -282,25 +299,24 @@ def convolve(
 
     Bias, residual and activation are fused where possible.
     """
-    name = activation or "none"
+    name = "none" if activation is None else activation
     tensors = (x, w) if bias is None else (x, w, bias)
     if residual is not None:
         tensors += (residual,)
-    layer = (
-        tuple(stride) if type(stride) is list else stride,
-        tuple(padding) if type(padding) is list else padding,
-        tuple(dilation) if type(dilation) is list else dilation,
-        groups,
-    )
+    layer = (stride, padding, dilation, groups)
     if _is_traced() or not PLAIN.issuperset(map(type, tensors)):
+        return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
+    are_numbers = type(stride) is type(padding) is type(dilation) is type(groups) is int
+    settled = layer if are_numbers else fixed(*layer)
+    if settled is None:
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
     try:
         key = (
             *(rank, x.shape, w.shape, alignment(*tensors), _is_grad_enabled(), forward_level()),
-            *(layer, deterministic or is_deterministic(), bias is None, residual is None, name),
+            *(settled, deterministic or is_deterministic(), bias is None, residual is None, name),
         )
         ready = CALLS.get(key) or ()
-    except (RuntimeError, TypeError):  # without memory, or a layer whose settings have no hash
+    except (RuntimeError, TypeError):  # without memory, or an activation without a hash
         return _convolve(rank, x, w, bias, layer, deterministic, name, residual)
     for is_alike, call in ready:
         if is_alike(*tensors):
@@ -313,14 +329,14 @@ def _convolve(
     x: Any,
     w: Any,
     bias: Any,
-    given: tuple[Sizes, Padding, Sizes, int],
+    given: LayerSettings,
     deterministic: bool,
     name: str,
     residual: Any,
     key: Any = None,
 ) -> Tensor:
     """`convolve` by all that has to be asked; calls like this one will find the way by `key`."""
-    stride, padding, dilation, groups = given
+    stride, padding, dilation, groups = *given[:3], group_count(given[3])
     is_compiling = _is_compiling()
     if not is_compiling:
         _require(x, w, *(t for t in (bias, residual) if t is not None))
@@ -353,7 +369,6 @@ def _convolve(
     assert layer is not None
     convolutions.check(rank, x, w, bias, None if is_compiling else residual, (*layer, groups))
     if not is_compiling and _is_plain(x, w, bias, residual):
-        key = key if are_fixed(*given) else None
         return _remembered(key, x, w, bias, residual, ((*layer, groups), deterministic, name))
     if name in ("gelu", "silu") and _is_grad_enabled():  # backward wants what was activated
         more = (*layer, groups, deterministic)
@@ -396,40 +411,56 @@ def _torch_convolution(
 
 
 def convolve_into(
-    out: Any, rank: int, x: Any, w: Any, bias: Any, residual: Any = None, **layer: Any
+    out: Any,
+    rank: int,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Sizes,
+    padding: Padding,
+    dilation: Sizes,
+    groups: int,
+    deterministic: bool,
+    activation: str | None = None,
+    residual: Any = None,
 ) -> Tensor:
     """`convolve` into the caller's own tensor."""
     _require(x, w, *(t for t in (bias, residual) if t is not None))
     if not isinstance(out, Tensor):
         raise TensorError(f"out is a {type(out).__name__}; pass a tensor, as the operands are")
     refuse_gradient("out= cannot be differentiated", x, w, bias, residual)
-    is_bare = bias is None and residual is None and layer["activation"] in (None, "none")
+    name = "none" if activation is None else activation
+    products.check_activation(name)
+    is_bare = bias is None and residual is None and name == "none"
     is_ours = _is_plain(x, w, out) and not _why_left(x, w) and convolutions.is_known(x.device)
+    layer = (stride, padding, dilation, group_count(groups))
     if is_bare and x.dim() == rank + 2 and is_ours:
-        deterministic = layer.pop("deterministic") or is_deterministic()
-        del layer["activation"]
-        convolutions.check(rank, x, w, None, None, ((), (), (), layer["groups"]))
-        run_conv(infer(x, w, **layer), x, w, out=out, deterministic=deterministic)
+        convolutions.check(rank, x, w, None, None, ((), (), (), layer[-1]))
+        is_fixed = deterministic or is_deterministic()
+        run_conv(infer(x, w, **named(*layer)), x, w, out=out, deterministic=is_fixed)
         return out
-    result = convolve(rank, x, w, bias, residual=residual, **layer)
+    result = convolve(rank, x, w, bias, *layer, deterministic, name, residual)
     return _into(out, result, x=x, w=w, bias=bias, residual=residual)
 
 
 def conv_input_gradient(size: Any, w: Tensor, dy: Tensor, **layer: Any) -> Tensor:
     """The gradient of a convolution's input of `size`."""
-    _require(w, dy)
-    rank = len(size) - 2
-    groups = layer.pop("groups")
-    return operators.conv_input_gradient(
-        list(size), w, dy, *settings(tuple(w.shape), rank, **layer), groups, False
-    )
+    _require_tensors(w, dy)
+    x = _sizes("input_size", size)
+    return operators.conv_input_gradient(x, w, dy, *_layer_of(tuple(w.shape), **layer), False)
 
 
 def conv_weight_gradient(x: Tensor, size: Any, dy: Tensor, **layer: Any) -> Tensor:
     """The gradient of a convolution's filter of `size`."""
-    _require(x, dy)
-    rank = len(size) - 2
-    groups = layer.pop("groups")
-    return operators.conv_weight_gradient(
-        x, list(size), dy, *settings(tuple(size), rank, **layer), groups, False
-    )
+    _require_tensors(x, dy)
+    w = _sizes("weight_size", size)
+    return operators.conv_weight_gradient(x, w, dy, *_layer_of(tuple(w), **layer), False)
+
+
+def _sizes(name: str, given: Any) -> list[Any]:
+    """A tensor's sizes; while a call is traced they need not be known, and nothing is asked."""
+    return list(given if _is_compiling() else tensor_sizes(name, given))
+
+
+def _layer_of(w: tuple[int, ...], groups: int, **layer: Any) -> tuple[Any, ...]:
+    return *settings(w, len(w) - 2, **layer), group_count(groups)

@@ -24,7 +24,7 @@ from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import ProblemError
 from tilewise.ops.conv.epilogue import Epilogue
-from tilewise.ops.conv.infer import layout_of, settings
+from tilewise.ops.conv.infer import fixed, layout_of, settings
 from tilewise.torch_ops import convolutions, linear
 from tilewise.torch_ops.activated import Activated
 from tilewise.torch_ops.calls import is_capturing
@@ -82,7 +82,7 @@ class Chain(ABC):
                 run = self._runs[key]
             except KeyError:
                 run = self._decide(key, layer, norm, x, residual)
-            except (TypeError, RuntimeError):  # settings given as lists, tensors without strides
+            except (TypeError, RuntimeError):  # settings of no integers, tensors without strides
                 run = None
             if run is not None:
                 return run(layer, norm, x, residual)
@@ -423,8 +423,10 @@ def _settings(layer: Any) -> Any:
     own = layer.__dict__
     if "stride" not in own:
         return None
-    sizes = own["stride"], own["padding"], own["dilation"]
-    return *sizes, own["groups"], own["padding_mode"]
+    found = fixed(own["stride"], own["padding"], own["dilation"], own["groups"])
+    if found is None:
+        raise TypeError("settings that are no plain integers")  # PyTorch says what is wrong
+    return *found, own["padding_mode"]
 
 
 def _norm_key(norm: Any) -> Any:

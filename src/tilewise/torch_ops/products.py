@@ -182,7 +182,7 @@ def _finish_linear(
 
 def check_activation(activation: str) -> None:
     """Raises where there is no such activation."""
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise TensorError(f"activation is {activation!r}; use one of {', '.join(ACTIVATIONS)}")
 
 

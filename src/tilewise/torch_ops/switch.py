@@ -14,7 +14,7 @@ from torch.nn import functional
 from tilewise.core.tensors import view
 from tilewise.dispatch.remembered import CALLS
 from tilewise.errors import InputError, ProblemError
-from tilewise.ops.conv.infer import layout_of, settings
+from tilewise.ops.conv.infer import fixed, layout_of, settings
 from tilewise.torch_ops import convolve, linear, operators
 from tilewise.torch_ops.aligned import aligned
 from tilewise.torch_ops.calls import is_capturing
@@ -131,10 +131,11 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     if not served.is_ours:
         return None
     if layer.padding_mode == "zeros":
-        sizes = _sizes(w.shape, *map(_fixed, (layer.stride, layer.padding, layer.dilation)))
+        settled = fixed(layer.stride, layer.padding, layer.dilation, layer.groups)
+        sizes = None if settled is None else _sizes(w.shape, *settled)
         is_plain = type(x) in PLAIN and type(w) in PLAIN and type(bias) in _PLAIN
         if sizes is not None and is_plain and x.dtype in NATIVE and not is_seen():
-            return _straight(key[6], x, w, bias, (*sizes, layer.groups))
+            return _straight(key[6], x, w, bias, sizes)
     padding, rank = layer.padding, len(layer.stride)
     if layer.padding_mode != "zeros":
         twice = layer._reversed_padding_repeated_twice
@@ -143,15 +144,11 @@ def _convolve(layer: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor |
     return convolve(rank, x, w, bias, *given, deterministic=False)
 
 
-def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 @cache
-def _sizes(w: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Any:
-    """Stride, padding and dilation of each dimension; None where kernels take no such padding."""
+def _sizes(w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    """A layer's settings, one for each dimension; None where kernels take no such padding."""
     try:
-        return settings(w, len(w) - 2, stride, padding, dilation)
+        return *settings(w, len(w) - 2, stride, padding, dilation), groups
     except ProblemError:
         return None
 

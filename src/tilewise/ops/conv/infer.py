@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from operator import index
 from typing import Any
 
@@ -14,6 +13,8 @@ from tilewise.ops.conv.problem import ConvProblem
 Sizes = int | Sequence[int]
 Padding = Sizes | str
 """One size for all dimensions or one each; "same" and "valid" as PyTorch means them."""
+LayerSettings = tuple[Sizes, Padding, Sizes, int]
+"""Stride, padding, dilation and groups as a caller gave them."""
 MOST_STEPS = 2**31 - 1
 """Of a stride, padding or dilation: twice as much and a size fit in 64 bits."""
 MOST_BYTES = 2**48
@@ -48,6 +49,7 @@ def from_shapes(
             f"x has shape {tuple(x)} and w {tuple(w)}; pass [N, C, (D, (H,)) W] and "
             "[K, C / groups, (Z, (Y,)) X]"
         )
+    groups = group_count(groups)
     check_groups(x[1], w[1], groups)
     dims = "dhw"[3 - rank :]
     values: dict[str, Any] = {"n": x[0], "c": x[1], "k": w[0], "g": groups}
@@ -61,6 +63,11 @@ def from_shapes(
     return problem
 
 
+def named(stride: Sizes, padding: Padding, dilation: Sizes, groups: int) -> dict[str, Any]:
+    """A layer's settings as `infer` and `from_shapes` take them."""
+    return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+
 def check_addressable(size_bytes: int) -> None:
     """Raises where tensors of so many bytes cannot exist: beyond, sizes overflow unseen."""
     if size_bytes >= MOST_BYTES:
@@ -69,15 +76,34 @@ def check_addressable(size_bytes: int) -> None:
         )
 
 
+def group_count(groups: Any) -> int:
+    """`groups` as a plain integer; raises where it is none."""
+    try:
+        count = _integer(groups)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise TensorError(f"groups is {groups!r}; it must be an integer of at least 1")
+    return count
+
+
 def check_groups(given: int, each: int, groups: int) -> None:
     """Raises where the input's channels are not those of the filter in all groups."""
-    if not hasattr(groups, "__index__") or groups < 1:
-        raise TensorError(f"groups is {groups!r}; it must be an integer of at least 1")
     if given != each * groups:
         raise TensorError(
             f"x has {given} channels; a filter over {each} channels in {groups} groups needs "
             f"{each * groups}"
         )
+
+
+def tensor_sizes(name: str, given: Any) -> tuple[int, ...]:
+    """The sizes of a layer's tensor as the caller gave them."""
+    sizes = _listed(given)
+    if len(sizes) not in (3, 4, 5):
+        raise TensorError(
+            f"{name} is {given!r}; pass a sequence of 3 to 5 integers, such as the tensor's shape"
+        )
+    return sizes
 
 
 def settings(
@@ -96,16 +122,18 @@ def _sizes(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     return sizes
 
 
+def _integer(given: Any) -> int:
+    """`given` as an integer; True and False are none, as they are none to PyTorch."""
+    if isinstance(given, bool):
+        raise TypeError(given)
+    return index(given)
+
+
 def _once_each(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     try:
-        return (index(given),) * rank  # type: ignore[arg-type]  # a sequence is tried below
+        return (_integer(given),) * rank
     except TypeError:
-        pass
-    is_listed = isinstance(given, Sequence) or hasattr(given, "__array__")  # sets have no order
-    try:
-        sizes = tuple(index(size) for size in given) if is_listed else ()  # type: ignore[union-attr]
-    except TypeError:
-        sizes = ()
+        sizes = _listed(given)
     if len(sizes) == 1:  # as PyTorch takes it
         return sizes * rank
     if len(sizes) != rank:
@@ -113,16 +141,37 @@ def _once_each(name: str, given: Sizes, rank: int) -> tuple[int, ...]:
     return sizes
 
 
-def are_fixed(*given: Any) -> bool:
-    """Whether settings are numbers and words, which stay what they are; a tensor's number may not.
+def _listed(given: Any) -> tuple[int, ...]:
+    """A sequence's integers; none where it is something else."""
+    is_listed = isinstance(given, Sequence) or hasattr(given, "__array__")  # sets have no order
+    if not is_listed or isinstance(given, bytes | bytearray):
+        return ()
+    try:
+        return tuple(_integer(size) for size in given)
+    except TypeError:
+        return ()
 
-    Only calls with such settings can be found again by them.
+
+def fixed(stride: Any, padding: Any, dilation: Any, groups: Any) -> LayerSettings | None:
+    """Settings of plain integers and words, lists as tuples; None where one is something else.
+
+    Only calls with such settings can be found again by them: 1.0 and True equal 1 and are none,
+    and what counts as a number may be another one later, as a tensor's.
     """
-    return all(isinstance(one, Integral | str) or _is_fixed_tuple(one) for one in given)
-
-
-def _is_fixed_tuple(given: Any) -> bool:
-    return isinstance(given, tuple) and all(isinstance(one, Integral) for one in given)
+    for one in (stride, padding, dilation, groups):
+        kind = type(one)
+        if kind is tuple or kind is list:
+            for size in one:
+                if type(size) is not int:
+                    return None
+        elif kind is not int and kind is not str:
+            return None
+    return (
+        tuple(stride) if type(stride) is list else stride,
+        tuple(padding) if type(padding) is list else padding,
+        tuple(dilation) if type(dilation) is list else dilation,
+        groups,
+    )
 
 
 def _pads(
