@@ -22,11 +22,6 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 close = torch.testing.assert_close
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def test_equal_shapes_at_other_addresses_and_values() -> None:
     """What is remembered is the way, never the operands."""
     for offset in (0, 1, 2, 5, 16):
