@@ -34,6 +34,7 @@ from tilewise.data.merge import merge
 from tilewise.data.publish import publish
 from tilewise.data.store import Store, write_rows
 from tilewise.engines.toolchain import CANARY, compile_units, load
+from tilewise.export import cases
 from tilewise.export.library import Wanted, prepared, write_library
 from tilewise.learn.dataset import from_stores
 from tilewise.learn.params import Params
@@ -45,6 +46,7 @@ from tilewise.settings import settings
 STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
 ARCH = load_arch("x86_avx512")
 store_module.ROWS_PER_SHARD = 10  # a run of rows is then several journals and shards
+cases.EXAMPLES = 300  # of problems that an export looks at; here only its files count
 
 
 @dataclass(frozen=True, kw_only=True)

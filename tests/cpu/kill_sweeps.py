@@ -79,7 +79,7 @@ def content(store: Path) -> tuple[list[tuple[str, int, str, str]], int]:
 def orphans(folder: Path) -> list[str]:
     """Processes that belong to this test's sweeps, after a moment of grace."""
     mark = f"KILL_SWEEPS={folder}".encode()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         found = []
         for process in Path("/proc").glob("[0-9]*"):

@@ -25,7 +25,7 @@ from tilewise.sweep.ray_backend import RayExecutor
 PROBLEMS = 6
 FOLLOWERS = {0: ("ahead 1", "ahead 2", "measured 3"), 3: ("ahead 4", "ahead 5")}
 """What each node waits for in the middle of its first problem; nothing is stolen meanwhile."""
-WAIT_S = 30.0
+WAIT_S = 240.0
 KERNEL = VendorKernel(op_name="gemm", library="torch")
 POLICY = Policy(time_ms=1.0, warmup=0, rounds=0, threads=1)
 

@@ -133,7 +133,7 @@ def is_right():  # in NumPy alone: PyTorch's own threads do not survive a fork
 assert is_right()
 child = os.fork()
 if child == 0:
-    signal.alarm(60)  # a deadlock ends as a failure, not as a hang
+    signal.alarm(300)  # a deadlock ends as a failure, not as a hang
     os._exit(0 if is_right() else 1)
 assert os.waitpid(child, 0)[1] == 0
 assert is_right()
@@ -155,7 +155,7 @@ def in_a_process(script: str, **environment: str) -> subprocess.CompletedProcess
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
     )
 
 

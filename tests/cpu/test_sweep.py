@@ -114,7 +114,7 @@ def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path, wi
     def run(without: int) -> None:
         def together(event: dict[str, Any]) -> None:
             if event["event"] == "start":
-                gate.wait(timeout=60)
+                gate.wait(timeout=600)
 
         done.append(replay(tmp_path, tape, on_event=together, without=without))
 
@@ -122,7 +122,7 @@ def test_two_sweeps_at_once_measure_nothing_twice(tape: Path, tmp_path: Path, wi
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=900)
     assert len(done) == 2
     assert [s.remaining for s in done] == [0, 0]  # what the other has measured is not to go
     rows = list(Store(tmp_path).measurements(latest=False))
@@ -214,7 +214,7 @@ def test_a_signal_stops_cleanly_and_the_rest_is_done_later(
             break
     last = [line, *process.stdout.readlines()][-1]
     process.stdout.close()
-    assert process.wait(timeout=60) in (0, 130)  # 0 where it was done before the signal came
+    assert process.wait(timeout=600) in (0, 130)  # 0 where it was done before the signal came
     assert json.loads(last)["event"] == "end"
     assert not Store(tmp_path).journals()
     replay(tmp_path, tape)

@@ -30,6 +30,7 @@ def told_by(script: str, folder: Path) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": str(Path(tilewise.__file__).parent.parent),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # it kills actors where others fill the memory
     }
     command = [sys.executable, HERE / script, folder]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -28,7 +28,7 @@ def run(code: str, threads: str = "2") -> str:
         [sys.executable, "-c", START + code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         env=env,
         check=False,
     )

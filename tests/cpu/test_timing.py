@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -103,9 +103,11 @@ def test_one_disturbed_call_does_not_slow_the_others_round() -> None:
     assert paces(found) == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_a_single_thread_waits_for_no_other() -> None:
+def test_a_single_thread_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the turns of kernels every pause would let the machine's pace change."""
     made: list[int] = []
+    ticks = count(step=0.0002)  # seconds; this clock moves when it is asked
+    monkeypatch.setattr("tilewise.sweep.timing.time.monotonic", lambda: next(ticks))
     CpuTimer(Policy(threads=1), 1024).settle(lambda: made.append(1))
     assert len(made) == 1
     CpuTimer(Policy(threads=2), 1024).settle(lambda: made.append(1))

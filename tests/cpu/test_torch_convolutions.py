@@ -25,11 +25,6 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 close = torch.testing.assert_close
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def test_second_derivatives_of_a_convolution() -> None:
     x, w = leaf(1, 2, 5, 5), leaf(3, 2, 3, 3)
 

@@ -14,18 +14,12 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import tilewise as tw
-from tilewise import notices
 from tilewise.engines.toolchain import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 OPS = torch.ops.tilewise
 close = torch.testing.assert_close
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 LAYER = ([2, 1], [1, 0], [1, 2], 2, False)
@@ -279,7 +273,6 @@ def test_compiled_products_into_a_tensor(backend: str) -> None:
 
 def test_what_is_traced_to_pytorch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
-    notices._told.clear()
     a = torch.randn(4, 4).double()
     image = torch.randn(1, 2, 4, 4).double()
     with caplog.at_level(logging.WARNING, "tilewise"):

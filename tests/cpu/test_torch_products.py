@@ -12,7 +12,6 @@ from leaves import gradients, leaf
 from torch.nn import functional
 
 import tilewise as tw
-from tilewise import notices
 from tilewise.engines.toolchain import find_compiler
 from tilewise.errors import InputError, TensorError
 from tilewise.ops.gemm.vendor import _matmul_tf32, scaled_operands
@@ -20,11 +19,6 @@ from tilewise.ops.gemm.vendor import _matmul_tf32, scaled_operands
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 close = torch.testing.assert_close
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 SHAPES = {
@@ -166,7 +160,6 @@ def test_scaled_products_are_right(kind: torch.dtype, scaling: str) -> None:
 
 
 def test_scaled_products_of_two_kinds_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
-    notices._told.clear()
     a = torch.randn(16, 32).to(torch.float8_e5m2)
     b = torch.randn(48, 32).to(torch.float8_e4m3fn).t()
     one, rows = torch.tensor(1.0), torch.rand(16) + 0.5
@@ -187,7 +180,6 @@ def test_scaled_products_of_two_kinds_are_pytorchs(caplog: pytest.LogCaptureFixt
 
 
 def test_unsupported_cases_go_to_pytorch_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    notices._told.clear()
     a, b = torch.randn(4, 5), torch.randn(5, 6)
     cases = {
         "operands of torch.float64": (a.double(), b.double()),

@@ -24,11 +24,6 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 close = torch.testing.assert_close
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def test_equal_shapes_at_other_addresses_and_values() -> None:
     """What is remembered is the way, never the operands."""
     for offset in (0, 1, 2, 5, 16):
@@ -272,7 +267,8 @@ def test_out_is_found_again_and_checked_every_time(monkeypatch: pytest.MonkeyPat
     a, b = torch.randn(19, 25), torch.randn(25, 12)
     pool = torch.empty(19 * 12 + 19 * 25)
     out = pool[: 19 * 12].view(19, 12)
-    tw.matmul(a, b, out=out)
+    for _ in range(2):  # the first dispatcher of a process forgets what was before
+        tw.matmul(a, b, out=out)
     with monkeypatch.context() as patch:
         patch.setattr(calls, "default_dispatcher", None)
         version = out._version

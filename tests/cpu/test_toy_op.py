@@ -30,7 +30,7 @@ def started(*words: object, **more: str) -> subprocess.CompletedProcess[str]:
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TILEWISE_OPS": "toy_op", **more}
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, env=env)
 
 
 def shown(*words: object) -> Any:

@@ -25,7 +25,7 @@ QUICK = ("--policy", "quick,rounds=2,time_ms=1,threads=1")
 
 def tilewise(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tilewise", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800)
 
 
 def shown(*words: object, code: int = 0) -> Any:
@@ -124,7 +124,9 @@ def test_a_problem_is_judged_on_this_cpu(tmp_path: Path) -> None:
     assert row["vendor_us"] > 0
     assert row["chosen_us"] >= row["best_us"] > 0
     assert row["efficiency"] == pytest.approx(100 * row["best_us"] / row["chosen_us"])
-    assert row["vs_vendor"] == pytest.approx(row["vendor_us"] / row["chosen_us"])
+    ratio, (low, high) = row["vendor_us"] / row["chosen_us"], row["vs_vendor_interval"]
+    assert low <= ratio <= high
+    assert row["vs_vendor"] in (None, pytest.approx(ratio))  # noise may hide it
 
 
 def test_kernels_are_timed_side_by_side() -> None:

@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{total:>11,}  cases were tried by fuzzing")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_waiting_for_disks() -> Iterator[None]:
     """What a power cut would leave is not asked here, where stores spent half their time on it."""
     with mock.patch("os.fsync"), mock.patch("os.fdatasync"):

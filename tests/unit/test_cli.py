@@ -22,7 +22,7 @@ from tilewise.sweep.crew import WorkerConfig
 
 def tilewise(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tilewise", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "tilewise", *words], capture_output=True, text=True, timeout=600
     )
 
 
@@ -267,7 +267,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert listing.stdout is not None
     listing.stdout.readline()
     listing.stdout.close()
-    assert listing.wait(timeout=60) == 0
+    assert listing.wait(timeout=600) == 0
     assert listing.stderr is not None
     assert listing.stderr.read() == b""
     listing.stderr.close()

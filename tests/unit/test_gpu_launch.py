@@ -380,7 +380,7 @@ def test_a_kernel_of_the_cache_needs_no_triton(folder: Path, tmp_path: Path) -> 
             env={**_environment(), "TILEWISE_CACHE_DIR": str(tmp_path / "cache")},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
         for _ in range(2)
     ]

@@ -358,7 +358,7 @@ def test_links_and_pipes_are_written_not_replaced(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
     reader.start()
     write_problems(pipe, problems)
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     assert found == [real.read_text()]
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"real.csv", "link.csv", "pipe.csv"}

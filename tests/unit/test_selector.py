@@ -182,7 +182,7 @@ def test_processes_write_the_unfamiliar_down_once(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "TILEWISE_CACHE_DIR": str(tmp_path)}
     running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
-    assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
+    assert [process.wait(timeout=600) for process in running] == [0, 0, 0]
     found = read_problems(str(tmp_path / "unfamiliar.jsonl"), "gemm")
     assert sorted(p.gemm.m for p in found.problems) == list(range(1, 40))
     assert not found.bad_lines

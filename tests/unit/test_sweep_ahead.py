@@ -41,7 +41,7 @@ def test_what_a_problem_needs_is_compiled_before_it_is_measured(tmp_path: Path) 
         assert compiled(tmp_path) == 1
         unusual = GemmProblem(m=1, n=333, k=1001, dtype="bf16")
         builder.prepare([(unusual.to_dict(), [KERNEL.key, "of a kernel that was never built"])])
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while compiled(tmp_path) < 2 and time.monotonic() < end:
             time.sleep(0.1)
         assert compiled(tmp_path) == 2
@@ -86,7 +86,7 @@ def test_a_crash_ahead_costs_its_own_problems_alone() -> None:
     problems = [(GemmProblem(m=m, n=8, k=8).to_dict(), [KERNEL.key]) for m in range(1, 251)]
     builder.prepare(problems)
     builder.wait([(KERNEL.key, KERNEL.to_dict())])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while len(AHEAD_FOR) < 3 and time.monotonic() < end:
         time.sleep(0.01)
     builder.close()

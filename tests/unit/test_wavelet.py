@@ -228,10 +228,13 @@ def test_a_kernel_that_hangs_ends_the_run_and_is_named(
     ended = threading.Event()
     monkeypatch.setattr(wavelet.os, "_exit", lambda code: ended.set())
     first, second = stand().pool[:2]
-    watch = wavelet.Watch(0.2)
+    watch = wavelet.Watch(600.0)
     watch.note(first)
+    held = watch._timer
+    watch._seconds = 0.01
     watch.note(second)
-    assert ended.wait(20)
+    assert held is not None and held.finished.is_set(), "the first one came back"
+    assert ended.wait(60)
     told = capsys.readouterr().err
     assert second.name in told and first.name not in told
     watch.stop()
