@@ -37,7 +37,7 @@ PEAKS = tuple(name for name in DTYPES if name != "int32")
 
 def problem_fields(kind: type[Problem], words: Mapping[str, Sequence[str]]) -> tuple[Field, ...]:
     """One field per field of the problem; `words` lists the values of those that are text."""
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all kinds are dataclasses
+    names = [f.name for f in fields(kind)]
     return tuple(Field(name=f"p_{name}", words=tuple(words.get(name, ()))) for name in names)
 
 
@@ -54,7 +54,7 @@ def tactic_fields() -> tuple[Field, ...]:
 
 @cache
 def _problem_names(kind: type[Problem]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
+    return tuple(f.name for f in fields(kind))
 
 
 def kernel_fields(kinds: Iterable[type[Kernel]]) -> tuple[Field, ...]:

@@ -159,7 +159,7 @@ def _names(op: str, key: str) -> tuple[str, ...]:
 
 def _required(op: str) -> tuple[str, ...]:
     problem = get_op(op).problem
-    without_default = {f.name for f in fields(problem) if f.default is MISSING}  # type: ignore[arg-type]
+    without_default = {f.name for f in fields(problem) if f.default is MISSING}
     return tuple(key for key, field in problem.KEYS.items() if field in without_default)
 
 

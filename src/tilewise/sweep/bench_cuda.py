@@ -154,7 +154,7 @@ class CudaBench(Bench):
         wide: Any = problem
         if problem.dtype != "int8":
             operands = [t.float() for t in operands]
-            wide = replace(problem, dtype="fp32", out_dtype="fp32")  # type: ignore[type-var]
+            wide = replace(problem, dtype="fp32", out_dtype="fp32")
         out = torch.zeros(tuple(shape), dtype=torch_dtype(wide.out_dtype, "cuda"), device="cuda")
         kernel = VendorKernel(op_name=problem.op, library="torch")
         plan = get_engine("vendor").plan(kernel, wide, self.arch)
