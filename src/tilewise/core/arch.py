@@ -163,6 +163,12 @@ def devices(name: str) -> tuple[str, ...]:
     return tuple(_read(_text(name), name).get("devices", {}))
 
 
+def device_named(name: str, product: str) -> str:
+    """The first of these that a product's name contains, word by word; empty where none is."""
+    words = product.replace(" ", "-").upper()
+    return next((d for d in devices(name) if all(w in words for w in d.upper().split("-"))), "")
+
+
 def sources(name: str, device: str = "") -> dict[str, str]:
     """Figure -> where it comes from, titles spelled out."""
     data = _read(_text(name), name)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.arch import Arch, devices, load_arch
+from tilewise.core.arch import Arch, device_named, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
@@ -356,10 +356,9 @@ def measured_arch(name: str, device: str, threads: int = 0) -> Arch:
     live = detect(file.kind) if file.kind == "cpu" else None
     if live is not None and (live.name, live.device) == (name, device):
         return live
-    words = device.replace(" ", "-").upper()
-    named = [d for d in devices(name) if all(w in words for w in d.upper().split("-"))]
+    named = device_named(name, device)
     if file.kind != "cpu" or named or not 0 < threads < file.compute_units:
-        return load_arch(name, named[0] if named else "")
+        return load_arch(name, named)
     log.warning(
         "the rows do not carry the figures of %s; those of %d of the %d cores in the file of %s "
         "stand in, so predicted times may be off",
