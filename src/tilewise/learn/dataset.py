@@ -30,6 +30,7 @@ from tilewise.core.measurement import (
     way_of_timing,
     what_is_timed,
 )
+from tilewise.core.model import VENDOR
 from tilewise.core.problem import Problem
 from tilewise.engines.device import CORE_GB_S, detect
 from tilewise.errors import InputError, TilewiseError
@@ -116,9 +117,22 @@ class Dataset:
     @cached_property
     def best_us(self) -> Array:
         """Per problem: the fastest measured time, NaN where nothing ran."""
+        return self._fastest_us(self.is_ok)
+
+    @cached_property
+    def vendor_us(self) -> Array:
+        """Per problem: the fastest time of a vendor's routine, NaN where none ran."""
+        return self._fastest_us(self.is_ok & self.is_vendor)
+
+    def _fastest_us(self, rows: NDArray[np.bool_]) -> Array:
         best = np.full(len(self.problems), np.inf)
-        np.minimum.at(best, self.problem_index[self.is_ok], self.time_us[self.is_ok])
+        np.minimum.at(best, self.problem_index[rows], self.time_us[rows])
         return np.where(np.isfinite(best), best, np.nan)
+
+    @cached_property
+    def is_vendor(self) -> NDArray[np.bool_]:
+        """Per row: whether the kernel is a vendor's routine."""
+        return np.array([k.engine == VENDOR for k in self.kernels])[self.kernel_index]
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:

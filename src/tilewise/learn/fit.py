@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import ARCH, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
-from tilewise.core.model import ANALYTIC, VENDOR, Calibration
+from tilewise.core.model import ANALYTIC, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
 from tilewise.learn.dataset import Dataset, features_of
 from tilewise.learn.forests import Lesson, Mask, grow, grow_all, text_names, tree_count
@@ -85,7 +85,7 @@ class Trainer:
         self.names = (*self.static_names, *CALIBRATED_FEATURES)
         self.terms = terms_matrix(data, full)
         self.log_time = log2(np.where(data.is_ok, data.time_us, 1.0))
-        self.is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
+        self.is_vendor = data.is_vendor
         self.asked_names, self.asked = self._asked(rows, keep)
         self._calibrated: dict[tuple[bytes, str], tuple[Calibration, Array]] = {}
 

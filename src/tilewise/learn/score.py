@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
-from tilewise.core.model import VENDOR, VENDOR_TIE
+from tilewise.core.model import VENDOR_TIE
 from tilewise.learn.dataset import Dataset, features_of
 
 TOP = (1, 3, 5, 10)
@@ -35,8 +35,7 @@ class Judgement:
 
 def as_chosen(data: Dataset, score: Array) -> Array:
     """Scores as a dispatcher goes by them: of what ties the vendor's routine comes first."""
-    is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
-    result: Array = score + np.log2(1 + VENDOR_TIE) * is_vendor
+    result: Array = score + np.log2(1 + VENDOR_TIE) * data.is_vendor
     return result
 
 
