@@ -15,7 +15,7 @@ from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.core.model import ANALYTIC, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
 from tilewise.learn.dataset import Dataset, features_of
-from tilewise.learn.forests import Lesson, Mask, grow, grow_all, text_names, tree_count
+from tilewise.learn.forests import Lesson, Mask, grow, grow_all, picked, text_names, tree_count
 from tilewise.learn.params import Params
 from tilewise.learn.split import folds, held_out
 from tilewise.ops.tiling import CALIBRATED_FEATURES
@@ -280,14 +280,12 @@ class Trainer:
         """What a fitted ranking says about some rows, told what the vendor's would do or not."""
         times = total_us(self.terms, self.data, kernel_factors(self.data, fitted.calibration))
         matrix, names = self.matrix(times, of), (*self.names, *self.asked_names)
-        place = {name: i for i, name in enumerate(names)}
-        score = fitted.forest.predict(matrix[:, [place[n] for n in fitted.forest.features]])
+        score = fitted.forest.predict(picked(matrix, names, fitted.forest.features))
         if fitted.vendor is not None:
             own = self.is_vendor[of]
             asked = self.asked[of[self.is_vendor]]
             matrix = np.column_stack([matrix[own], asked if is_told else np.zeros_like(asked)])
-            columns = matrix[:, [place[n] for n in fitted.vendor.features]]
-            score[own] = fitted.vendor.predict(columns)
+            score[own] = fitted.vendor.predict(picked(matrix, names, fitted.vendor.features))
         return score - self.base_octaves(fitted.params, times)[of]
 
     def behind_best(self, rows: Mask) -> Array:
