@@ -59,11 +59,6 @@ _NEEDED = (
 )
 
 
-def features_of(op: str) -> FeatureSet:
-    """The feature set of an op."""
-    return get_op(op).features
-
-
 @dataclass(frozen=True)
 class Dataset:
     """Rows of one op on one architecture, and of ops beside it that only teach.
@@ -342,7 +337,7 @@ def together(parts: Sequence[Dataset]) -> Dataset:
 def _check_features(op: str, beside: Sequence[str]) -> None:
     """Raises where the rows of an op beside another would mean something else."""
     for other in beside:
-        if features_of(other) != features_of(op):
+        if get_op(other).features != get_op(op).features:
             raise InputError(
                 f"{other} is described by other features than {op}; only ops of one family, like "
                 "the directions of a convolution, are learned side by side"

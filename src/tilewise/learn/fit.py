@@ -14,10 +14,11 @@ from tilewise.core.features import ARCH, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.core.model import ANALYTIC, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
-from tilewise.learn.dataset import Dataset, features_of
+from tilewise.learn.dataset import Dataset
 from tilewise.learn.forests import Lesson, Mask, grow, grow_all, picked, text_names, tree_count
 from tilewise.learn.params import Params
 from tilewise.learn.split import folds, held_out
+from tilewise.ops.contract import get_op
 from tilewise.ops.tiling import CALIBRATED_FEATURES
 
 _INNER_FOLDS = 5
@@ -72,7 +73,7 @@ class Trainer:
 
     def __init__(self, data: Dataset, *, keep: Collection[str] = ()) -> None:
         self.data = data
-        full = features_of(data.op)
+        full = get_op(data.op).features
         apart = full.asked | set(CALIBRATED_FEATURES)
         static = [n for n in full.features if n not in apart]
         rows = data.rows(full)

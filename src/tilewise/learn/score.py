@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
 from tilewise.core.model import VENDOR_TIE
-from tilewise.learn.dataset import Dataset, features_of
+from tilewise.learn.dataset import Dataset
+from tilewise.ops.contract import get_op
 
 TOP = (1, 3, 5, 10)
 _DRAWS = 1000
@@ -120,5 +121,5 @@ def errors(predicted_log2: Array, actual_log2: Array) -> dict[str, float]:
 
 def analytic_us(data: Dataset) -> Array:
     """What the analytic model says about every row, without any training."""
-    features = features_of(data.op)
+    features = get_op(data.op).features
     return features.evaluate(data.rows(features), ["analytic_us"])["analytic_us"]
