@@ -84,7 +84,7 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
     )
 
 
-def summary(outcome: Judgement, *, seed: int = 0) -> dict[str, Any]:
+def summary(outcome: Judgement) -> dict[str, Any]:
     """Efficiency in percent with bootstrap intervals over problems, hits and NDCG."""
     e = 100 * outcome.efficiency
     if not len(e):
@@ -95,7 +95,7 @@ def summary(outcome: Judgement, *, seed: int = 0) -> dict[str, Any]:
         "p10": lambda v: np.percentile(v, 10, axis=-1),
         "p1": lambda v: np.percentile(v, 1, axis=-1),
     }
-    draws = e[np.random.default_rng(seed).integers(0, len(e), (_DRAWS, len(e)))]
+    draws = e[np.random.default_rng(0).integers(0, len(e), (_DRAWS, len(e)))]
     result: dict[str, Any] = {"problems": len(e)}
     for name, statistic in statistics.items():
         result[name] = round(float(statistic(e)), 3)
