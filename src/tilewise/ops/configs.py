@@ -27,7 +27,7 @@ from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
 from tilewise.core.strict_json import loads
 from tilewise.errors import ExpressionError, FileError, InputError, KernelError, closest
-from tilewise.ops.contract import Op, get_op
+from tilewise.ops.contract import Op
 
 SCHEMA = 1
 MAX_COMBINATIONS = 2_000_000
@@ -125,8 +125,8 @@ def dump_kernels(kernels: Iterable[Kernel]) -> str:
     return f'{{"schema": {SCHEMA}, "kernels": [\n{lines}\n]}}\n'
 
 
-def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
-    """The kernels that `dump_kernels` wrote, of `op` alone where one is given."""
+def load_kernels(text: str, op: Op) -> list[Kernel]:
+    """The kernels of `op` that `dump_kernels` wrote."""
     try:
         data = loads(text)
     except ValueError as error:
@@ -138,14 +138,13 @@ def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
     return [_load(entry, op, f"kernels[{at}]") for at, entry in enumerate(data["kernels"])]
 
 
-def _load(entry: Any, op: Op | None, at: str) -> Kernel:
+def _load(entry: Any, op: Op, at: str) -> Kernel:
     if not isinstance(entry, dict) or not {"op", "engine"} <= entry.keys():
         raise KernelError(f"{at}: it must be an object with op, engine and traits")
-    if op is not None and entry["op"] != op.name:
+    if entry["op"] != op.name:
         raise KernelError(f"{at}: op is {entry['op']!r}; these must be kernels of {op.name}")
     try:
-        given = op or get_op(str(entry["op"]))
-        kind = given.kernel_type(str(entry["engine"]), entry.get("family"))
+        kind = op.kernel_type(str(entry["engine"]), entry.get("family"))
         for trait in kind.traits():
             if trait.name in entry:
                 _check_value(trait, entry[trait.name])
