@@ -214,7 +214,7 @@ class Dataset:
 
 
 def from_measurements(
-    rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = "", dtype: str = ""
+    rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = ""
 ) -> Dataset:
     """The rows of one op and arch; where several are mixed the options must say which.
 
@@ -223,7 +223,7 @@ def from_measurements(
     """
     from tilewise.data.schema import to_table
 
-    return _build(_rows(to_table(list(rows))), op, arch, dtype)
+    return _build(_rows(to_table(list(rows))), op, arch)
 
 
 def from_stores(
@@ -258,7 +258,7 @@ def _build(
     rows: list[dict[str, Any]],
     op: str,
     arch: Arch | str,
-    dtype: str,
+    dtype: str = "",
     beside: Sequence[str] = (),
 ) -> Dataset:
     if op in beside:

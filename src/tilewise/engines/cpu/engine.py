@@ -160,12 +160,12 @@ class CpuEngine(Engine):
                 self._borrow()
             return self._team
 
-    def borrow(self, runtime: Runtime, threads: int | None = None) -> None:
+    def borrow(self, runtime: Runtime, threads: int) -> None:
         """Runs kernels on another library's threads from now on, `threads` of them."""
         with self._lock:
             self.runtime = runtime
             if self._team is None:
-                self.threads = threads or self.threads
+                self.threads = threads
             else:
                 self._borrow()
 

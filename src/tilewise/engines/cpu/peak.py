@@ -15,10 +15,11 @@ from tilewise.errors import BuildError
 _SHAPES = {"avx512": (16, 24), "avx2": (8, 12)}
 """Lanes of a vector, and chains of multiply-adds that fit in the registers."""
 _ROUNDS = 200_000
+_SECONDS = 0.5
 
 
-def measured_tflops(arch: Arch, *, seconds: float = 0.5) -> float:
-    """The most fp32 TFLOPS that all cores together reached in about `seconds`."""
+def measured_tflops(arch: Arch) -> float:
+    """The most fp32 TFLOPS that all cores together reached in about half a second."""
     isa = next((name for name in _SHAPES if arch.has(name)), None)
     if isa is None:
         raise BuildError(f"{arch.label} has no vector instructions that tilewise knows")
@@ -36,7 +37,7 @@ def measured_tflops(arch: Arch, *, seconds: float = 0.5) -> float:
 
     def best_rate(_: int) -> float:
         """Of one core while the others are at it too; whatever else it does costs some runs."""
-        best, stop = 0.0, time.perf_counter() + seconds
+        best, stop = 0.0, time.perf_counter() + _SECONDS
         while not best or time.perf_counter() < stop:
             start = time.perf_counter()
             run(_ROUNDS)
