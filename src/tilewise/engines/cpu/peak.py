@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewise.core.arch import Arch
 from tilewise.engines.cpu.engine import ISA_FLAGS
-from tilewise.engines.toolchain import Unit, compile_units, load
+from tilewise.engines.toolchain import Unit, library_of
 from tilewise.errors import BuildError
 
 _SHAPES = {"avx512": (16, 24), "avx2": (8, 12)}
@@ -28,10 +28,7 @@ def measured_tflops(arch: Arch) -> float:
         source=(Path(__file__).parent / "peak.cpp").read_text(),
         flags=(*ISA_FLAGS[isa], f"-DTW_LANES={lanes}", f"-DTW_CHAINS={chains}"),
     )
-    (made,) = compile_units([unit])
-    if made.library is None:
-        raise BuildError("the peak does not compile", log=made.log)
-    run = load(made.library, "tw_peak").tw_peak
+    run = library_of(unit, "the peak", "tw_peak").tw_peak
     run.argtypes, run.restype = (ctypes.c_int64,), ctypes.c_float
     flops = 2 * lanes * chains * _ROUNDS
 

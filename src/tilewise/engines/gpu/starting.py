@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.engines.gpu.driver import MAP_BYTES, Driver
-from tilewise.engines.toolchain import Unit, compile_units, load, why_no_compiler
+from tilewise.engines.toolchain import Unit, library_of
 from tilewise.errors import BuildError, ExecutionError
 
 NUMBER, ADDRESS, MAP = range(3)
@@ -78,18 +78,13 @@ def make_start(steps: Sequence[Prepared], values: int, driver: Driver, context: 
 @cache
 def _launcher() -> ctypes.CDLL | None:
     """The compiled launcher, or None where it cannot be had."""
-    why = why_no_compiler()
-    if why is None:
-        unit = Unit(source='#include "launcher.hpp"\n', include_dirs=(HERE,))
-        try:
-            (made,) = compile_units([unit])
-            if made.library is not None:
-                return load(made.library, "tw_starter", kind=ctypes.PyDLL)
-            why = made.log
-        except BuildError as error:  # a folder that may not hold programs, say
-            why = str(error)
-    log.warning("launches go through ctypes, which is slower: %s", (why or "").splitlines()[0])
-    return None
+    unit = Unit(source='#include "launcher.hpp"\n', include_dirs=(HERE,))
+    try:
+        return library_of(unit, "the launcher", "tw_starter", kind=ctypes.PyDLL)
+    except BuildError as error:  # no compiler, or a folder that may not hold programs, say
+        why = (error.log or str(error)).splitlines()[0]
+        log.warning("launches go through ctypes, which is slower: %s", why)
+        return None
 
 
 @cache
