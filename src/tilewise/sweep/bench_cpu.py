@@ -26,12 +26,11 @@ from tilewise.sweep.bench import (
     random_values,
     stored_shape,
 )
-from tilewise.sweep.timing import CpuTimer, Timer
+from tilewise.sweep.timing import CpuTimer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
-PATTERN = 0xA5
 _NUMPY: dict[str, Any] = {
     "fp32": np.float32,
     "tf32": np.float32,
@@ -48,7 +47,7 @@ class CpuBench(Bench):
 
     def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
         super().__init__(arch, policy, engines)
-        self._timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
+        self.timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
         self._scratch: Array = np.empty(0)
         self._share_threads()
 
@@ -61,10 +60,6 @@ class CpuBench(Bench):
             return  # one thread is the caller's own
         if isinstance(kernels, CpuEngine) and find_spec("torch"):
             kernels.share_with_pytorch()
-
-    @property
-    def timer(self) -> Timer:
-        return self._timer
 
     def lay_out(self, problem: Problem) -> Workpiece:
         op = get_op(problem.op)
@@ -87,16 +82,6 @@ class CpuBench(Bench):
         stored = (out.permute(axes) if as_torch else out.transpose(axes)).reshape(-1)
         flat = np.ascontiguousarray(np.reshape(expected, shapes[-1]).transpose(axes)).reshape(-1)
         return Workpiece(tuple(operands), out, stored, buffer, flat)
-
-    def poison(self, piece: Workpiece) -> None:
-        piece.buffer[:GUARD_BYTES] = PATTERN
-        piece.buffer[-GUARD_BYTES:] = PATTERN
-        is_integer = "int" in str(piece.stored.dtype)
-        piece.stored[...] = 0x55555555 if is_integer else float("nan")
-
-    def guards_hold(self, piece: Workpiece) -> bool:
-        low, high = piece.buffer[:GUARD_BYTES], piece.buffer[-GUARD_BYTES:]
-        return bool((low == PATTERN).all() and (high == PATTERN).all())
 
     def errors(self, piece: Workpiece) -> tuple[float, float]:
         if not piece.expected.size:
