@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype
 from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import is_torch
+from tilewise.core.tensors import is_torch, numpy_dtype, torch_dtype
 from tilewise.engines.contract import Engine
 from tilewise.engines.cpu import CpuEngine
 from tilewise.ops.contract import get_op
@@ -31,15 +32,6 @@ from tilewise.sweep.timing import CpuTimer
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
-_NUMPY: dict[str, Any] = {
-    "fp32": np.float32,
-    "tf32": np.float32,
-    "fp16": np.float16,
-    "fp64": np.float64,
-}
-_NUMPY |= {"int8": np.int8, "int32": np.int32}
-_TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2"}
-_TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
 
 
 class CpuBench(Bench):
@@ -115,25 +107,21 @@ def memory_bytes() -> int:
 
 
 def _buffer(
-    shape: Sequence[int], axes: Sequence[int], dtype: str, as_torch: bool
+    shape: Sequence[int], axes: Sequence[int], element: str, as_torch: bool
 ) -> tuple[Any, Array]:
     """A tensor stored as asked inside guarded, aligned memory, and that memory as bytes."""
     stored, back = stored_shape(shape, axes)
-    size = prod(stored) * (1 if dtype in ("fp8", "bf8") else _item_bytes(dtype))
+    size = prod(stored) * dtype(element).bytes
     raw = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     buffer = raw[start : start + size + 2 * GUARD_BYTES]
     inside = buffer[GUARD_BYTES : GUARD_BYTES + size]
     if not as_torch:
-        return inside.view(_NUMPY[dtype]).reshape(stored).transpose(back), buffer
+        return inside.view(numpy_dtype(element)).reshape(stored).transpose(back), buffer
     import torch
 
-    tensor = torch.from_numpy(inside).view(getattr(torch, _TORCH[dtype]))
+    tensor = torch.from_numpy(inside).view(torch_dtype(element, "cpu"))
     return tensor.reshape(stored).permute(back), buffer
-
-
-def _item_bytes(dtype: str) -> int:
-    return 2 if dtype == "bf16" else np.dtype(_NUMPY[dtype]).itemsize
 
 
 def _torch_from(values: Array) -> Any:
