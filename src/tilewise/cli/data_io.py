@@ -40,7 +40,7 @@ def import_(
     if as_json:
         return emit({"store": str(store), **found.to_dict()})
     for line in found.bad_lines[:20]:
-        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"{line}: {line.text}", soft_wrap=True)
     if len(found.bad_lines) > 20:
         err.print(f"... and {len(found.bad_lines) - 20} more")
     counts = found.to_dict()
@@ -49,9 +49,9 @@ def import_(
     rows += [["not usable", counts["bad"]]] * (counts["bad"] > 0)
     table(f"{counts['rows']} rows added", ["status", "rows"], rows)
     what = f"{counts['problems']} problems, {counts['kernels']} kernels in {store}"
-    out.print(what, highlight=False, soft_wrap=True)
+    out.print(what, soft_wrap=True)
     for note, number in found.notes.items():
-        out.print(f"{number} {note}", highlight=False)
+        out.print(f"{number} {note}")
     return None
 
 
@@ -76,4 +76,4 @@ def export(
         rows = export_csv(store, file, op=op, latest=latest, failures=failures)
     if as_json:
         return emit({"file": str(file), "rows": rows})
-    return out.print(f"{rows} rows written to {file}", highlight=False)
+    return out.print(f"{rows} rows written to {file}")

@@ -125,7 +125,7 @@ def list_(
     if as_json:
         return emit([{"name": kernel.name, **kernel.to_dict()} for kernel in kernels])
     for kernel in kernels:
-        out.print(kernel.name, highlight=False, soft_wrap=True)
+        out.print(kernel.name, soft_wrap=True)
     return None
 
 

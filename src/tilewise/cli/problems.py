@@ -130,12 +130,12 @@ def coverage(
     _warn(read.bad_lines)
     rows = [[axis, b, n] for axis, counts in report.axes.items() for b, n in counts.items()]
     table(f"{report.distinct} distinct problems", ["axis", "bucket", "problems"], rows)
-    out.print(f"empty buckets: {', '.join(report.holes) or 'none'}", highlight=False)
+    out.print(f"empty buckets: {', '.join(report.holes) or 'none'}")
     share = f"{report.pair_share:.1%} of {report.pairs} pairs of buckets hold a problem"
     both = "of the empty ones have problems in each bucket, but none in both"
-    out.print(f"{share}; {len(report.pair_holes)} {both}", highlight=False)
+    out.print(f"{share}; {len(report.pair_holes)} {both}")
     for hole in report.pair_holes[:20]:
-        out.print(f"  {hole}", highlight=False)
+        out.print(f"  {hole}")
     return None
 
 
@@ -346,7 +346,7 @@ def _give(
         return emit({**told, "bad_lines": _told(bad)})
     _warn(bad)
     if target is not None:
-        return out.print(f"{len(found)} problems written to {target}", highlight=False)
+        return out.print(f"{len(found)} problems written to {target}")
     return _show(found)
 
 
@@ -371,7 +371,7 @@ _SHARED = ("network", "op", "dtype", "layout")
 
 def _warn(bad: Sequence[BadLine], most: int = 20) -> None:
     for line in bad[:most]:
-        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"{line}: {line.text}", soft_wrap=True)
     if len(bad) > most:
         err.print(f"... and {len(bad) - most} more bad lines")
 
