@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, ForceFlag, JsonFlag, check_free, emit, err, out, table
+from tilewise.cli.console import (
+    DtypeOption,
+    ForceFlag,
+    JsonFlag,
+    check_free,
+    emit,
+    out,
+    table,
+    warn_of,
+)
 from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
@@ -39,10 +48,7 @@ def import_(
         found = import_file(file, store, chosen, **choices)
     if as_json:
         return emit({"store": str(store), **found.to_dict()})
-    for line in found.bad_lines[:20]:
-        err.print(f"{line}: {line.text}", soft_wrap=True)
-    if len(found.bad_lines) > 20:
-        err.print(f"... and {len(found.bad_lines) - 20} more")
+    warn_of(found.bad_lines)
     counts = found.to_dict()
     rows = [[status, number] for status, number in found.statuses.items()]
     rows += [["already stored", found.known]] * (found.known > 0)

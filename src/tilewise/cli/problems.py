@@ -20,9 +20,9 @@ from tilewise.cli.console import (
     OpOption,
     check_free,
     emit,
-    err,
     out,
     table,
+    warn_of,
 )
 from tilewise.core.problem import Problem
 from tilewise.engines.device import resolve_arch
@@ -126,8 +126,9 @@ def coverage(
     read = read_problems(file, op, dtype=dtype)
     report = report_on(read.problems)
     if as_json:
-        return emit({**report.to_dict(), "bad_lines": _told(read.bad_lines)})
-    _warn(read.bad_lines)
+        told = [line.to_dict() for line in read.bad_lines]
+        return emit({**report.to_dict(), "bad_lines": told})
+    warn_of(read.bad_lines)
     rows = [[axis, b, n] for axis, counts in report.axes.items() for b, n in counts.items()]
     table(f"{report.distinct} distinct problems", ["axis", "bucket", "problems"], rows)
     out.print(f"empty buckets: {', '.join(report.holes) or 'none'}")
@@ -164,7 +165,7 @@ def augment(
     read = read_problems(file, op, dtype=dtype)
     worst = [(p, e) for p, e in _efficiencies(file, read) if e < below]
     if not worst:
-        _warn(read.bad_lines)
+        warn_of(read.bad_lines)
         raise InputError(f"no problem of {file} has an efficiency below {below}")
     limits = resolve_arch(arch) if arch else None
     found = propose(worst, count, arch=limits, seed=seed, avoid=read.problems)
@@ -343,8 +344,8 @@ def _give(
         told: dict[str, Any] = {**facts, "count": len(found)}
         if target is None:
             told["problems"] = found.rows()
-        return emit({**told, "bad_lines": _told(bad)})
-    _warn(bad)
+        return emit({**told, "bad_lines": [line.to_dict() for line in bad]})
+    warn_of(bad)
     if target is not None:
         return out.print(f"{len(found)} problems written to {target}")
     return _show(found)
@@ -367,14 +368,3 @@ def _show(found: ProblemSet, most: int = 40) -> None:
 
 
 _SHARED = ("network", "op", "dtype", "layout")
-
-
-def _warn(bad: Sequence[BadLine], most: int = 20) -> None:
-    for line in bad[:most]:
-        err.print(f"{line}: {line.text}", soft_wrap=True)
-    if len(bad) > most:
-        err.print(f"... and {len(bad) - most} more bad lines")
-
-
-def _told(bad: Sequence[BadLine]) -> list[dict[str, Any]]:
-    return [{"line": b.number, "text": b.text, "reason": b.reason} for b in bad]
