@@ -51,8 +51,8 @@ def import_(
     warn_of(found.bad_lines)
     counts = found.to_dict()
     rows = [[status, number] for status, number in found.statuses.items()]
-    rows += [["already stored", found.known]] * (found.known > 0)
-    rows += [["not usable", counts["bad"]]] * (counts["bad"] > 0)
+    rows += [["already stored", found.known]] if found.known else []
+    rows += [["not usable", counts["bad"]]] if counts["bad"] else []
     table(f"{counts['rows']} rows added", ["status", "rows"], rows)
     what = f"{counts['problems']} problems, {counts['kernels']} kernels in {store}"
     out.print(what, soft_wrap=True)

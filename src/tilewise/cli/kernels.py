@@ -72,7 +72,8 @@ def pick(
     if dtype:
         kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
     if config is not None and not kernels:
-        asked = f" in {dtype}" * bool(dtype) + f" for {', '.join(engines or ())}" * bool(engines)
+        asked = f" in {dtype}" if dtype else ""
+        asked += f" for {', '.join(engines)}" if engines else ""
         raise InputError(f"{config} gives kernels of {op} on {arch.label}, but none{asked}")
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 

@@ -351,7 +351,7 @@ def _give(
     return _show(found)
 
 
-def _show(found: ProblemSet, most: int = 40) -> None:
+def _show(found: ProblemSet) -> None:
     """A table narrow enough to read: what all problems share stands in its title."""
     told = [{**get_op(problem.op).problems.brief(problem), **labels} for problem, labels in found]
     alike = {k: v for k, v in told[0].items() if all(row.get(k) == v for row in told)}
@@ -361,10 +361,12 @@ def _show(found: ProblemSet, most: int = 40) -> None:
         columns = [key for key in every if key not in _SHARED]
     same = ", ".join(f"{k}={v}" for k, v in alike.items() if k not in (*_SHARED, *columns))
     title = " ".join([str(len(found)), *(str(alike[k]) for k in alike if k in _SHARED), "problems"])
-    title += f", all with {same}" * bool(same)
-    rows = [[row.get(column, "") for column in columns] for row in told[:most]]
-    out.print(title + (f"; the first {most}" if len(found) > most else ""), soft_wrap=True)
+    title += f", all with {same}" if same else ""
+    title += f"; the first {_SHOWN}" if len(found) > _SHOWN else ""
+    rows = [[row.get(column, "") for column in columns] for row in told[:_SHOWN]]
+    out.print(title, soft_wrap=True)
     table("", columns, rows)
 
 
+_SHOWN = 40
 _SHARED = ("network", "op", "dtype", "layout")
