@@ -276,7 +276,7 @@ def summary(kernel: Kernel) -> str:
     family = getattr(kernel, "family", kernel.engine)
     if kernel.engine == "vendor":
         return f"vendor ({kernel.to_dict()['library']})"
-    return f"{family} {'x'.join(map(str, getattr(kernel, 'tile', ())[:2]))}"
+    return f"{family} {'x'.join(map(str, kernel.tile[:2]))}"
 
 
 def _timed(calls: Sequence[Callable[[], Any]]) -> list[Reading]:

@@ -78,9 +78,8 @@ def kernel_fields(kinds: Iterable[type[Kernel]]) -> tuple[Field, ...]:
 
 def kernel_values(kernel: Kernel) -> dict[str, Any]:
     """Field -> value of one kernel; traits of other kinds are left out."""
-    tile: tuple[int, int, int] = kernel.tile  # type: ignore[attr-defined]  # every kind has one
     values: dict[str, Any] = {"k_engine": kernel.engine}
-    values |= dict(zip(("k_tile_m", "k_tile_n", "k_tile_k"), tile, strict=True))
+    values |= dict(zip(("k_tile_m", "k_tile_n", "k_tile_k"), kernel.tile, strict=True))
     for name in SAID:
         if hasattr(kernel, name):
             values[f"k_{name}"] = getattr(kernel, name)
