@@ -160,21 +160,22 @@ def _cleared(step: Prepared, driver: Driver) -> Run:
 
 
 def _launched(step: Prepared, driver: Driver) -> Run:
-    """Numbers are laid out once; what a call gives gets memory of its own each time."""
+    """Numbers are laid out once, and live as long as the launch that has their addresses; what a
+    call gives gets memory of its own each time.
+    """
     numbers = [ctypes.c_uint64(one.number) for one in step.parameters]
     table = ctypes.c_void_p * max(1, len(numbers))
     usual = table(*map(ctypes.addressof, numbers))
     given = [(at, one) for at, one in enumerate(step.parameters) if one.kind != NUMBER]
     launch = _cuda_launch(step, driver) if driver.is_cuda else _hip_launch(step, driver)
 
-    def run(stream: int, values: Sequence[Any]) -> int:
+    def run(stream: int, values: Sequence[Any], keep: Any = numbers) -> int:
         held = [_held(one, values) for _, one in given]
         pointers = table.from_buffer_copy(usual)
         for (at, _), one in zip(given, held, strict=True):
             pointers[at] = ctypes.addressof(one)
         return launch(stream, pointers)
 
-    run.numbers = numbers  # type: ignore[attr-defined]  # their memory lives as long as this
     return run
 
 
@@ -210,10 +211,9 @@ def _cuda_launch(step: Prepared, driver: Driver) -> Run:
         count=len(wanted),
     )
 
-    def launch(stream: int, pointers: Any) -> int:
+    def launch(stream: int, pointers: Any, keep: Any = attributes) -> int:
         made = _Configuration.from_buffer_copy(usual)
         made.stream = stream
         return int(driver.launch(ctypes.byref(made), function, pointers, None))
 
-    launch.attributes = attributes  # type: ignore[attr-defined]  # their memory lives as long as this
     return launch
