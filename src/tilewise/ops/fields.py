@@ -37,7 +37,7 @@ PEAKS = tuple(name for name in DTYPES if name != "int32")
 
 def problem_fields(kind: type[Problem], words: Mapping[str, Sequence[str]]) -> tuple[Field, ...]:
     """One field per field of the problem; `words` lists the values of those that are text."""
-    names = [f.name for f in fields(kind)]
+    names = _problem_names(kind)
     return tuple(Field(name=f"p_{name}", words=tuple(words.get(name, ()))) for name in names)
 
 

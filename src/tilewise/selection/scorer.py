@@ -43,7 +43,7 @@ class NumpyScorer:
     def __init__(self, model: Model, kernels: Sequence[Kernel], arch: Arch) -> None:
         self.model, self.kernels, self.arch = model, tuple(kernels), arch
         self._kernels = kernel_columns(model, kernels)
-        self._arch = arch_columns(model, arch)
+        self._arch = arch_columns(model.features, arch)
         self._handicap = model.handicaps(kernels)
         self._tactic = asker(model.features, kernels, arch)
 
