@@ -78,7 +78,7 @@ def pick(
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 
 
-def shown(
+def pick_some(
     op: str,
     arch: Arch,
     dtype: str | None,
@@ -86,7 +86,7 @@ def shown(
     expression: str | None,
     config: Path | None,
 ) -> list[Kernel]:
-    """The same to be looked at or written: a filter that leaves none is a mistake."""
+    """The same where some must be left: a filter that leaves none is a mistake."""
     found = pick(op, arch, dtype, engines, expression, config)
     if expression and not found:
         raise InputError(
@@ -122,7 +122,7 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """Lists kernels by name."""
-    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = pick_some(op, resolve_arch(arch), dtype, engine, expression, config)
     if as_json:
         return emit([{"name": kernel.name, **kernel.to_dict()} for kernel in kernels])
     for kernel in kernels:
@@ -143,7 +143,7 @@ def count(
     """Counts kernels by engine, family and dtype."""
     chosen = resolve_arch(arch)
     counts: dict[tuple[str, str, str], int] = {}
-    for kernel in shown(op, chosen, dtype, engine, expression, config):
+    for kernel in pick_some(op, chosen, dtype, engine, expression, config):
         family = getattr(kernel, "family", getattr(kernel, "pipeline", ""))
         key = (kernel.engine, family, getattr(kernel, "dtype", ""))
         counts[key] = counts.get(key, 0) + 1
@@ -178,7 +178,7 @@ def export(
 ) -> None:
     """Writes kernels as JSON, which `kernels check --file` reads."""
     check_free(None if file.is_dir() else file, force)
-    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = pick_some(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is not a file name; name the file to write")
     replace_text(file, dump_kernels(kernels))
