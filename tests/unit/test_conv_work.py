@@ -128,9 +128,8 @@ def test_the_estimate_of_the_vendor_follows_what_it_took(direction: str) -> None
     """On the published dense layers of an H200, most of them to within half as much again."""
     op = f"conv_{direction}"
     data = from_stores([ROOT / "datasets/h200" / op], op=op, arch=ARCH)
-    is_vendor = np.array([k.engine == "vendor" for k in data.kernels])[data.kernel_index]
     is_dense = np.array([p.g == 1 and p.ndim == 2 for p in data.problems])[data.problem_index]
-    kept = is_vendor & is_dense & data.is_ok
+    kept = data.is_vendor & is_dense & data.is_ok
     features = get_op(op).features
     told_us = features.evaluate(data.rows(features), ["vendor_us"])["vendor_us"][kept]
     octaves = np.log2(data.time_us[kept] / told_us)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilewise.cli.app import app
-from tilewise.cli.kernels import shown
+from tilewise.cli.kernels import pick_some
 from tilewise.core.arch import load_arch
 from tilewise.core.dtypes import dtype
 from tilewise.core.measurement import parse_policy
@@ -35,7 +35,7 @@ def test_names_that_are_near_are_asked_back() -> None:
 
 def test_a_filter_without_a_match_is_bad_input() -> None:
     with pytest.raises(InputError, match="leaves no kernel"):
-        shown("gemm", load_arch("x86_avx2"), None, None, "mr == 999", None)
+        pick_some("gemm", load_arch("x86_avx2"), None, None, "mr == 999", None)
 
 
 @pytest.mark.parametrize(

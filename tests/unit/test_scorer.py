@@ -129,6 +129,7 @@ def test_ties_keep_the_order_of_the_pool(model: Model) -> None:
 def test_without_a_compiler_numpy_serves_and_says_so_once(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
     monkeypatch.setattr(toolchain, "why_no_compiler", lambda: "no compiler in this test")
     monkeypatch.setattr(notices, "_told", set())
     kernels = synthetic_kernels("gemm", GFX950, 5)

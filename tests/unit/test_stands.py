@@ -15,10 +15,11 @@ from tilewise.core.identity import canonical_json
 from tilewise.core.measurement import Measurement, Policy, Setting
 from tilewise.core.model import load_model
 from tilewise.core.problem import Problem
-from tilewise.learn.dataset import Dataset, features_of, from_measurements
+from tilewise.learn.dataset import Dataset, from_measurements
 from tilewise.learn.evaluate import evaluate
 from tilewise.learn.params import Params
 from tilewise.learn.train import save, train
+from tilewise.ops.contract import get_op
 from tilewise.ops.fields import figures
 from tilewise.selection.selector import how_different
 
@@ -55,7 +56,8 @@ def data() -> Dataset:
 def test_each_stand_has_its_own_figures(data: Dataset) -> None:
     assert len(data.problems) == 2 * len(PROBLEMS)
     assert sorted(stand.compute_units for stand in data.devices) == [1, 2]
-    units = features_of("gemm").evaluate(data.rows(features_of("gemm")), ["units"])["units"]
+    features = get_op("gemm").features
+    units = features.evaluate(data.rows(features), ["units"])["units"]
     expected = [data.stands[p].compute_units for p in data.problem_index]
     assert units.tolist() == expected
 

@@ -19,11 +19,12 @@ from tilewise.engines import get_engine
 from tilewise.engines.device import detect
 from tilewise.engines.toolchain import why_no_compiler
 from tilewise.errors import InputError
-from tilewise.learn.dataset import Dataset, features_of, from_measurements
+from tilewise.learn.dataset import Dataset, from_measurements
 from tilewise.learn.fit import Trainer
 from tilewise.learn.lightgbm_text import checked_text
 from tilewise.learn.params import Params
 from tilewise.learn.train import save, train
+from tilewise.ops.contract import get_op
 from tilewise.ops.gemm.problem import GemmProblem
 from tilewise.ops.gemm.tactics import tiles
 from tilewise.ops.vendor import VendorKernel
@@ -182,7 +183,7 @@ def test_measurements_carry_it(tmp_path: Path) -> None:
     ]
     data = from_measurements(rows, op="gemm")
     assert data.tactics == {problem.key: {"tile_m": 64}}
-    features = features_of("gemm")
+    features = get_op("gemm").features
     found = features.evaluate(data.rows(features), ["v_tile_m", "tactic_tile_m"])
     assert found["v_tile_m"].tolist() == [64.0, 64.0]
     assert found["tactic_tile_m"].tolist() == [0.0, 0.0]  # no algorithm: the library said nothing
@@ -204,7 +205,7 @@ def test_rows_off_cache_lines_are_read_twice(
 ) -> None:
     setting = Setting(arch="gfx950", device="some", toolchain="t", policy=Policy())
     tile = {"tile_m": 128.0, "tile_n": 64.0, "cluster_m": 2.0, "cluster_n": 4.0}
-    features = features_of("gemm")
+    features = get_op("gemm").features
     found = []
     for said in (told(problem) | tile, told(problem) | tile | {"algorithm": 0.0}):
         row = Measurement.of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import inf
 from typing import Annotated, Any
 
 import typer
@@ -106,7 +107,6 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
     vendor = min(vendors, key=lambda r: r.time_us or 0.0, default=None)
     ratios = {r.kernel: compare(vendor, r) for r in timed} if vendor else {}
     shown_fields = ("kernel", "status", "message", "time_us", "spread_us", "min_us", "repeats")
-    by_time: Callable[[Measurement], float] = lambda r: r.time_us or float("inf")  # noqa: E731
     return [
         {
             **{name: getattr(row, name) for name in shown_fields},
@@ -116,7 +116,7 @@ def timings(rows: Sequence[Measurement], choice: Choice) -> list[dict[str, Any]]
             **against_vendor(ratios.get(row.kernel)),
             "is_selected": row.kernel == choice.kernel.name,
         }
-        for row in sorted(last.values(), key=by_time)
+        for row in sorted(last.values(), key=lambda r: r.time_us or inf)
     ]
 
 

@@ -19,7 +19,7 @@ from tilewise.core.problem import Problem, spell_problem
 from tilewise.core.strict_json import finite
 from tilewise.errors import InputError, printable
 from tilewise.ops.contract import get_op
-from tilewise.problems.lines import is_stream
+from tilewise.problems.lines import BadLine, is_stream
 from tilewise.problems.rows import problem_from_words
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ FilterOption = Annotated[
 ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite what already exists.")]
 
 
+MOST_BAD_LINES = 20
 MOST_SECONDS = 1e6
 """The longest timeout: eleven days, well within what the system's clocks can wait for."""
 
@@ -87,6 +88,14 @@ def emit(value: Any) -> None:
 def say(text: str) -> None:
     """A sentence below a heading, wrapped between words."""
     out.print(Padding(text, (0, 0, 0, 3)))
+
+
+def warn_of(bad: Sequence[BadLine]) -> None:
+    """Shows the first bad lines of a file on stderr."""
+    for line in bad[:MOST_BAD_LINES]:
+        err.print(f"{line}: {line.text}", soft_wrap=True)
+    if len(bad) > MOST_BAD_LINES:
+        err.print(f"... and {len(bad) - MOST_BAD_LINES} more bad lines")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tilewise.cli.console import DtypeOption, ForceFlag, JsonFlag, check_free, emit, err, out, table
+from tilewise.cli.console import (
+    DtypeOption,
+    ForceFlag,
+    JsonFlag,
+    check_free,
+    emit,
+    out,
+    table,
+    warn_of,
+)
 from tilewise.cli.progress import telling
 from tilewise.engines.device import resolve_arch
 
@@ -39,19 +48,16 @@ def import_(
         found = import_file(file, store, chosen, **choices)
     if as_json:
         return emit({"store": str(store), **found.to_dict()})
-    for line in found.bad_lines[:20]:
-        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
-    if len(found.bad_lines) > 20:
-        err.print(f"... and {len(found.bad_lines) - 20} more")
+    warn_of(found.bad_lines)
     counts = found.to_dict()
     rows = [[status, number] for status, number in found.statuses.items()]
-    rows += [["already stored", found.known]] * (found.known > 0)
-    rows += [["not usable", counts["bad"]]] * (counts["bad"] > 0)
+    rows += [["already stored", found.known]] if found.known else []
+    rows += [["not usable", counts["bad"]]] if counts["bad"] else []
     table(f"{counts['rows']} rows added", ["status", "rows"], rows)
     what = f"{counts['problems']} problems, {counts['kernels']} kernels in {store}"
-    out.print(what, highlight=False, soft_wrap=True)
+    out.print(what, soft_wrap=True)
     for note, number in found.notes.items():
-        out.print(f"{number} {note}", highlight=False)
+        out.print(f"{number} {note}")
     return None
 
 
@@ -76,4 +82,4 @@ def export(
         rows = export_csv(store, file, op=op, latest=latest, failures=failures)
     if as_json:
         return emit({"file": str(file), "rows": rows})
-    return out.print(f"{rows} rows written to {file}", highlight=False)
+    return out.print(f"{rows} rows written to {file}")

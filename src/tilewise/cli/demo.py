@@ -226,9 +226,9 @@ def vars_of(row: DemoRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in DemoRow.__dataclass_fields__}
 
 
-def random_operands(problem: Problem, seed: int = 0) -> list[Any]:
+def random_operands(problem: Problem) -> list[Any]:
     """Seeded fp32 operands, stored as the problem's layout says."""
-    op, generator = get_op(problem.op), np.random.default_rng(seed)
+    op, generator = get_op(problem.op), np.random.default_rng(0)
     made = []
     for shape, storage in zip(op.shapes(problem)[:-1], op.storage(problem)[:-1], strict=True):
         stored = generator.standard_normal([shape[a] for a in storage.axes], dtype=np.float32)
@@ -276,7 +276,7 @@ def summary(kernel: Kernel) -> str:
     family = getattr(kernel, "family", kernel.engine)
     if kernel.engine == "vendor":
         return f"vendor ({kernel.to_dict()['library']})"
-    return f"{family} {'x'.join(map(str, getattr(kernel, 'tile', ())[:2]))}"
+    return f"{family} {'x'.join(map(str, kernel.tile[:2]))}"
 
 
 def _timed(calls: Sequence[Callable[[], Any]]) -> list[Reading]:

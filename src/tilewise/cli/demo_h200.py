@@ -81,14 +81,10 @@ def replayed(model: Model, datasets: Path) -> dict[str, Any] | None:
         say("the measurements are not part of the package: run this in a clone to replay them")
         return None
     data = from_stores([store], op="gemm", arch=load_arch("sm_90", "H200"), dtype="bf16")
-    vendor_us = np.full(len(data.problems), np.inf)
-    is_vendor = np.array([kernel.engine == "vendor" for kernel in data.kernels])
-    rows = np.flatnonzero(is_vendor[data.kernel_index] & data.is_ok)
-    np.minimum.at(vendor_us, data.problem_index[rows], data.time_us[rows])
     efficiency = _unseen(model)
     share = np.array([efficiency.get(problem.key, np.nan) for problem in data.problems])
-    judged = np.isfinite(share) & np.isfinite(vendor_us)
-    share, oracle = share[judged], (vendor_us / data.best_us)[judged]
+    judged = np.isfinite(share) & np.isfinite(data.vendor_us)
+    share, oracle = share[judged], (data.vendor_us / data.best_us)[judged]
     found = {
         "problems": int(judged.sum()),
         "mean": round(100 * float(share.mean()), 1),

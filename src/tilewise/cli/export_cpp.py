@@ -161,7 +161,7 @@ def _problems(
     bad = [{line.number: line for line in one.bad_lines} for own in read.values() for one in own]
     useless = set.intersection(*map(set, bad)) if bad else set()
     for said in dict.fromkeys(str(own[at]) for at in sorted(useless) for own in bad):
-        err.print(f"{path}, {said}", soft_wrap=True, markup=False, highlight=False)
+        err.print(f"{path}, {said}", soft_wrap=True)
     return {
         op: tuple(dict.fromkeys(problem for one in own for problem in one.problems))
         for op, own in read.items()

@@ -72,12 +72,13 @@ def pick(
     if dtype:
         kernels = [k for k in kernels if getattr(k, "dtype", dtype) == dtype]
     if config is not None and not kernels:
-        asked = f" in {dtype}" * bool(dtype) + f" for {', '.join(engines or ())}" * bool(engines)
+        asked = f" in {dtype}" if dtype else ""
+        asked += f" for {', '.join(engines)}" if engines else ""
         raise InputError(f"{config} gives kernels of {op} on {arch.label}, but none{asked}")
     return filter_kernels(kernels, expression, given.kernel_types) if expression else kernels
 
 
-def shown(
+def pick_some(
     op: str,
     arch: Arch,
     dtype: str | None,
@@ -85,7 +86,7 @@ def shown(
     expression: str | None,
     config: Path | None,
 ) -> list[Kernel]:
-    """The same to be looked at or written: a filter that leaves none is a mistake."""
+    """The same where some must be left: a filter that leaves none is a mistake."""
     found = pick(op, arch, dtype, engines, expression, config)
     if expression and not found:
         raise InputError(
@@ -121,11 +122,11 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """Lists kernels by name."""
-    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = pick_some(op, resolve_arch(arch), dtype, engine, expression, config)
     if as_json:
         return emit([{"name": kernel.name, **kernel.to_dict()} for kernel in kernels])
     for kernel in kernels:
-        out.print(kernel.name, highlight=False, soft_wrap=True)
+        out.print(kernel.name, soft_wrap=True)
     return None
 
 
@@ -142,7 +143,7 @@ def count(
     """Counts kernels by engine, family and dtype."""
     chosen = resolve_arch(arch)
     counts: dict[tuple[str, str, str], int] = {}
-    for kernel in shown(op, chosen, dtype, engine, expression, config):
+    for kernel in pick_some(op, chosen, dtype, engine, expression, config):
         family = getattr(kernel, "family", getattr(kernel, "pipeline", ""))
         key = (kernel.engine, family, getattr(kernel, "dtype", ""))
         counts[key] = counts.get(key, 0) + 1
@@ -177,7 +178,7 @@ def export(
 ) -> None:
     """Writes kernels as JSON, which `kernels check --file` reads."""
     check_free(None if file.is_dir() else file, force)
-    kernels = shown(op, resolve_arch(arch), dtype, engine, expression, config)
+    kernels = pick_some(op, resolve_arch(arch), dtype, engine, expression, config)
     if not file.name or file.is_dir():
         raise FileError(f"{str(file)!r} is not a file name; name the file to write")
     replace_text(file, dump_kernels(kernels))

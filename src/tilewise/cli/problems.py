@@ -20,9 +20,9 @@ from tilewise.cli.console import (
     OpOption,
     check_free,
     emit,
-    err,
     out,
     table,
+    warn_of,
 )
 from tilewise.core.problem import Problem
 from tilewise.engines.device import resolve_arch
@@ -126,16 +126,17 @@ def coverage(
     read = read_problems(file, op, dtype=dtype)
     report = report_on(read.problems)
     if as_json:
-        return emit({**report.to_dict(), "bad_lines": _told(read.bad_lines)})
-    _warn(read.bad_lines)
+        told = [line.to_dict() for line in read.bad_lines]
+        return emit({**report.to_dict(), "bad_lines": told})
+    warn_of(read.bad_lines)
     rows = [[axis, b, n] for axis, counts in report.axes.items() for b, n in counts.items()]
     table(f"{report.distinct} distinct problems", ["axis", "bucket", "problems"], rows)
-    out.print(f"empty buckets: {', '.join(report.holes) or 'none'}", highlight=False)
+    out.print(f"empty buckets: {', '.join(report.holes) or 'none'}")
     share = f"{report.pair_share:.1%} of {report.pairs} pairs of buckets hold a problem"
     both = "of the empty ones have problems in each bucket, but none in both"
-    out.print(f"{share}; {len(report.pair_holes)} {both}", highlight=False)
+    out.print(f"{share}; {len(report.pair_holes)} {both}")
     for hole in report.pair_holes[:20]:
-        out.print(f"  {hole}", highlight=False)
+        out.print(f"  {hole}")
     return None
 
 
@@ -164,7 +165,7 @@ def augment(
     read = read_problems(file, op, dtype=dtype)
     worst = [(p, e) for p, e in _efficiencies(file, read) if e < below]
     if not worst:
-        _warn(read.bad_lines)
+        warn_of(read.bad_lines)
         raise InputError(f"no problem of {file} has an efficiency below {below}")
     limits = resolve_arch(arch) if arch else None
     found = propose(worst, count, arch=limits, seed=seed, avoid=read.problems)
@@ -343,14 +344,14 @@ def _give(
         told: dict[str, Any] = {**facts, "count": len(found)}
         if target is None:
             told["problems"] = found.rows()
-        return emit({**told, "bad_lines": _told(bad)})
-    _warn(bad)
+        return emit({**told, "bad_lines": [line.to_dict() for line in bad]})
+    warn_of(bad)
     if target is not None:
-        return out.print(f"{len(found)} problems written to {target}", highlight=False)
+        return out.print(f"{len(found)} problems written to {target}")
     return _show(found)
 
 
-def _show(found: ProblemSet, most: int = 40) -> None:
+def _show(found: ProblemSet) -> None:
     """A table narrow enough to read: what all problems share stands in its title."""
     told = [{**get_op(problem.op).problems.brief(problem), **labels} for problem, labels in found]
     alike = {k: v for k, v in told[0].items() if all(row.get(k) == v for row in told)}
@@ -360,21 +361,12 @@ def _show(found: ProblemSet, most: int = 40) -> None:
         columns = [key for key in every if key not in _SHARED]
     same = ", ".join(f"{k}={v}" for k, v in alike.items() if k not in (*_SHARED, *columns))
     title = " ".join([str(len(found)), *(str(alike[k]) for k in alike if k in _SHARED), "problems"])
-    title += f", all with {same}" * bool(same)
-    rows = [[row.get(column, "") for column in columns] for row in told[:most]]
-    out.print(title + (f"; the first {most}" if len(found) > most else ""), soft_wrap=True)
+    title += f", all with {same}" if same else ""
+    title += f"; the first {_SHOWN}" if len(found) > _SHOWN else ""
+    rows = [[row.get(column, "") for column in columns] for row in told[:_SHOWN]]
+    out.print(title, soft_wrap=True)
     table("", columns, rows)
 
 
+_SHOWN = 40
 _SHARED = ("network", "op", "dtype", "layout")
-
-
-def _warn(bad: Sequence[BadLine], most: int = 20) -> None:
-    for line in bad[:most]:
-        err.print(f"{line}: {line.text}", highlight=False, markup=False, soft_wrap=True)
-    if len(bad) > most:
-        err.print(f"... and {len(bad) - most} more bad lines")
-
-
-def _told(bad: Sequence[BadLine]) -> list[dict[str, Any]]:
-    return [{"line": b.number, "text": b.text, "reason": b.reason} for b in bad]

@@ -20,6 +20,7 @@ from tilewise.cli.explain import ProblemWords, fitting_model
 from tilewise.cli.kernels import ConfigOption, EngineOption, pick
 from tilewise.cli.models import ModelOption
 from tilewise.cli.progress import telling
+from tilewise.core.model import ANY_ENGINE
 from tilewise.engines.device import resolve_arch
 
 
@@ -48,7 +49,7 @@ def search(
     chosen = resolve_arch(arch)
     problem = parse_problem(op, words, dtype)
     found = fitting_model(model, problem, chosen, dtype)
-    engines = engine or [e for e in found.calibration.engines if e != "any"]
+    engines = engine or [e for e in found.calibration.engines if e != ANY_ENGINE]
     with telling("searching"):
         pool = pick(op, chosen, problem.dtype, engines, expression, config)
         space = legal_kernels(pool, problem, chosen)

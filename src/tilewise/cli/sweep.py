@@ -220,8 +220,7 @@ def tell(summary: Summary) -> None:
     share = summary.measuring_s / summary.seconds if summary.seconds else 0
     out.print(
         f"{summary.rows:,} rows ({counts}) in {summary.seconds:.1f} s on "
-        f"{summary.device}; {share:.0%} of it measuring, {summary.workers_lost} workers replaced",
-        highlight=False,
+        f"{summary.device}; {share:.0%} of it measuring, {summary.workers_lost} workers replaced"
     )
     if summary.stopped:
         why = "the budget is spent" if summary.stopped == "budget" else "stopped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from math import isfinite
@@ -122,18 +122,13 @@ def _issue_rate(arch: Arch) -> float:
 
 
 _FIELDS = {f.name: f for f in fields(Arch) if f.name not in ("name", "device")}
-_OPTIONAL = {
-    "l3_bytes",
-    "shader_engines",
-    "num_xcd",
-    "matrix_instructions",
-    "warp_splits",
-    "features",
+_NEEDED = {
+    name for name, f in _FIELDS.items() if f.default is MISSING and f.default_factory is MISSING
 }
 FIGURES = (*(name for name, f in _FIELDS.items() if f.type in ("int", "float")), "peak_tflops")
 """What is a number, or a number per dtype."""
-_TEXT = {"name", "device", "vendor", "kind"}
-_REAL = {"memory_gb_s", "launch_us"}
+_TEXT = {f.name for f in fields(Arch) if f.type == "str"}
+_REAL = {name for name, f in _FIELDS.items() if f.type == "float"}
 _OWN_WORD = ("derived", "estimate", "measured")
 """Sources that are no document: computed from the others, guessed, or read off a machine."""
 
@@ -166,6 +161,12 @@ def amd_name(properties: Any) -> str:
 def devices(name: str) -> tuple[str, ...]:
     """The products that an architecture's file lists; the first is the default."""
     return tuple(_read(_text(name), name).get("devices", {}))
+
+
+def device_named(name: str, product: str) -> str:
+    """The first of these that a product's name contains, word by word; empty where none is."""
+    words = product.replace(" ", "-").upper()
+    return next((d for d in devices(name) if all(w in words for w in d.upper().split("-"))), "")
 
 
 def sources(name: str, device: str = "") -> dict[str, str]:
@@ -236,7 +237,7 @@ def _entries(data: Mapping[str, Any], name: str, device: str) -> dict[str, Any]:
     if device and device not in listed:
         raise ArchError(f"{name} has no device {device!r}; known: {', '.join(listed) or 'none'}")
     raw = {**data.get("figures", {}), **listed.get(device or next(iter(listed), ""), {})}
-    unknown, missing = set(raw) - set(_FIELDS), set(_FIELDS) - _OPTIONAL - set(raw)
+    unknown, missing = set(raw) - set(_FIELDS), _NEEDED - set(raw)
     if unknown or missing:
         raise ArchError(
             f"{name}.toml: unknown figures {sorted(unknown)}, missing {sorted(missing)}"

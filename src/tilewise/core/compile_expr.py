@@ -37,7 +37,7 @@ _LOG2_TERMS = [2.885390081777926814719849362003784069 / (2 * i + 1) for i in ran
 """log2((1 + s) / (1 - s)) = sum of terms[i] * s**(2 i + 1)."""
 _SQRT2 = 1.4142135623730951
 
-C_PRELUDE = """\
+_PRELUDE = """\
 static inline double tw_min(double a, double b) { return b < a ? b : a; }
 static inline double tw_max(double a, double b) { return b > a ? b : a; }
 static inline double tw_abs(double a) { return a < 0.0 ? -a : a; }
@@ -70,14 +70,14 @@ static inline double tw_log2(double a) {
 """
 
 
-def _polynomial(square: str) -> str:
+def _polynomial() -> str:
     text = repr(_LOG2_TERMS[-1])
     for term in reversed(_LOG2_TERMS[:-1]):
-        text = f"({text} * {square} + {term!r})"
+        text = f"({text} * (s * s) + {term!r})"
     return text
 
 
-C_PRELUDE = C_PRELUDE % {"sqrt2": repr(_SQRT2), "polynomial": _polynomial("(s * s)")}
+C_PRELUDE = _PRELUDE % {"sqrt2": repr(_SQRT2), "polynomial": _polynomial()}
 
 
 def encode(value: Any, words: Sequence[str] | None) -> float:

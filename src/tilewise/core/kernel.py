@@ -41,6 +41,11 @@ class Kernel(ABC):
         """The op this kernel computes."""
         return self.only_op()
 
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """What it computes at a time of the op's m x n result, and of the reduction."""
+        raise NotImplementedError
+
     @classmethod
     def traits(cls) -> tuple[Field[Any], ...]:
         """The fields that make up this kind of kernel, in the order of its name."""

@@ -67,7 +67,7 @@ def read_plain(path: Path | str, *, most: int = MOST_BYTES, is_private: bool = F
 
 
 @contextmanager
-def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, scratch: Path | None = None, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file to write to; whole and on the disk, it takes the place of `path`.
 
     What a link at `path` leads to stays as it is. Its name until then is nobody's guess, or
@@ -79,7 +79,7 @@ def replacing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     else:
         scratch.unlink(missing_ok=True)
     try:
-        with open(os.open(scratch, flags, 0o666), "wb") as file:  # noqa: PTH123  # a descriptor
+        with open(os.open(scratch, flags, mode), "wb") as file:  # noqa: PTH123  # a descriptor
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from operator import attrgetter, index
 from typing import Any, ClassVar, Self
@@ -36,6 +36,7 @@ class Problem(ABC):
 
     KEYS: ClassVar[Mapping[str, str]]
     """File key -> field, for example `{"M": "m"}`; the order is the order in files."""
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     dtype: str
     out_dtype: str
@@ -119,7 +120,7 @@ class Problem(ABC):
 
 @cache
 def _getter(kind: type[Problem]) -> Callable[[Problem], tuple[Any, ...]]:
-    return attrgetter(*(f.name for f in fields(kind)))  # type: ignore[arg-type]
+    return attrgetter(*(f.name for f in fields(kind)))
 
 
 def check_dtypes(operand: str, result: str, allowed: tuple[str, ...]) -> str:
@@ -153,7 +154,7 @@ def check_size(name: str, value: Any, least: int) -> int:
 
 def spell_problem(problem: Problem) -> str:
     """A problem as the words that `parse_problem` reads, less what goes without saying."""
-    usual = {f.name: f.default for f in fields(problem)}  # type: ignore[arg-type]
+    usual = {f.name: f.default for f in fields(problem)}
     # The op says the direction, --dtype the dtype.
     usual |= {name: getattr(problem, name) for name in ("dtype", "direction") if name in usual}
     usual["out_dtype"] = dtype(problem.dtype).result

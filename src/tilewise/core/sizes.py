@@ -151,7 +151,6 @@ class Truth:
     """Whether something holds, followed both ways where it is asked."""
 
     __slots__ = ("node",)
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -300,10 +299,8 @@ _LOOPS = 0
 def cheapest(first: int, last: Any, cost: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The least cost of the numbers from `first` to `last`, and the first number that has it."""
     global _LOOPS
-    if not isinstance(last, Number):
-        probe = [cost(place) for place in (first,)]
-        if not isinstance(probe[0], Number):
-            return min((cost(place), place) for place in range(first, last + 1))
+    if not isinstance(last, Number) and not isinstance(cost(first), Number):
+        return min((cost(place), place) for place in range(first, last + 1))
     end, depth = as_node(last), _LOOPS
     _LOOPS += 1
     try:

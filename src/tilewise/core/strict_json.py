@@ -7,6 +7,7 @@ written for others holds null where Python would write `Infinity` or `NaN`, whic
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import isfinite
 from typing import Any
 
@@ -14,8 +15,8 @@ from typing import Any
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        doubled = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        counts = Counter(key for key, _ in pairs)
+        doubled = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"the key {doubled[:60]!r} appears twice in one object")
     return found
 

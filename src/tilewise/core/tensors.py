@@ -23,7 +23,8 @@ NAMES = {
     "int32": "int32",
 }
 """Types as PyTorch names them, and NumPy with ml_dtypes -> our names."""
-_TORCH = {ours: native for native, ours in NAMES.items()}
+_STORED = {ours: native for native, ours in NAMES.items()} | {"tf32": "float32"}
+"""How our types lie in memory, by those names."""
 # The encodings of CDNA 3's matrix units; there fp8 and bf8 are these, elsewhere never.
 _FNUZ = {"float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "bf8"}
 _numpy_names: dict[Any, str] = {}
@@ -150,7 +151,7 @@ def torch_dtype(name: str, device: Any) -> Any:
     place = torch.device(device)
     if name in _FNUZ.values() and place.type == "cuda" and _is_fnuz(place.index):
         return next(getattr(torch, native) for native, ours in _FNUZ.items() if ours == name)
-    return getattr(torch, _TORCH["fp32" if name == "tf32" else name])
+    return getattr(torch, _STORED[name])
 
 
 @cache
@@ -225,7 +226,7 @@ def stored_copy(tensor: Any, storage: Storage) -> Any:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype for `name`; bf16 and fp8 need the ml_dtypes package."""
-    known = _TORCH[name]
+    known = _STORED[name]
     if name in ("bf16", "fp8", "bf8"):
         try:
             import ml_dtypes

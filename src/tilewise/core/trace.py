@@ -163,7 +163,7 @@ def trace(function: Callable[[], Any], examples: Examples | None = None) -> Tree
     """
     if examples is not None and not examples.count:
         return None
-    root: list[Tree | None] = [None]
+    tree: Tree | None = None
     waiting: list[list[tuple[Node, bool]]] = [[]]
     runs = 0
     while waiting:
@@ -178,11 +178,11 @@ def trace(function: Callable[[], Any], examples: Examples | None = None) -> Tree
                 leaf: Leaf | None = Leaf(function())
             except Unseen:
                 leaf = None
-        _insert(root, tracer.path, leaf)
+        tree = _inserted(tree, tracer.path, leaf)
         for at in tracer.forks:
             test, answer = tracer.path[at]
             waiting.append([*tracer.path[:at], (test, not answer)])
-    return _settled(root[0])
+    return _settled(tree)
 
 
 def _settled(tree: Tree | None) -> Tree | None:
@@ -197,23 +197,20 @@ def _settled(tree: Tree | None) -> Tree | None:
     return yes if is_plain and yes.value == no.value else tree
 
 
-def _insert(root: list[Tree | None], path: Sequence[tuple[Node, bool]], leaf: Leaf | None) -> None:
-    def put(place: Callable[[Tree | None], None], tree: Tree | None, at: int) -> None:
-        if at == len(path):
-            place(leaf)
-            return
-        test, answer = path[at]
-        if tree is None:
-            tree = Branch(test)
-            place(tree)
-        assert isinstance(tree, Branch)
-        branch = tree
-        if answer:
-            put(lambda made: setattr(branch, "yes", made), branch.yes, at + 1)
-        else:
-            put(lambda made: setattr(branch, "no", made), branch.no, at + 1)
-
-    put(lambda made: root.__setitem__(0, made), root[0], 0)
+def _inserted(
+    tree: Tree | None, path: Sequence[tuple[Node, bool]], leaf: Leaf | None, at: int = 0
+) -> Tree | None:
+    """The tree with a leaf where a path, which leads to the tree by its first `at` steps, ends."""
+    if at == len(path):
+        return leaf
+    test, answer = path[at]
+    branch = tree or Branch(test)
+    assert isinstance(branch, Branch)
+    if answer:
+        branch.yes = _inserted(branch.yes, path, leaf, at + 1)
+    else:
+        branch.no = _inserted(branch.no, path, leaf, at + 1)
+    return branch
 
 
 def leaves(tree: Tree | None) -> Iterator[Leaf]:

@@ -53,9 +53,7 @@ class Imported:
             "statuses": self.statuses,
             "already_stored": self.known,
             "bad": len(self.bad_lines),
-            "bad_lines": [
-                {"line": b.number, "text": b.text, "reason": b.reason} for b in self.bad_lines[:100]
-            ],
+            "bad_lines": [line.to_dict() for line in self.bad_lines[:100]],
             "notes": dict(self.notes),
         }
 
@@ -66,15 +64,13 @@ def read_measurements(path: str | Path, arch: Arch, **choices: str) -> Imported:
     found = Imported()
     text = read_text(path)
     for line in map(Line.checked, _lines(text, path)):
-        reason = line.reason
+        if line.reason and not line.rows:
+            found.bad_lines.append(line.bad(line.reason))
         for row in line.rows:
             try:
                 found.rows.append(reader.measurement(row))
             except InputError as error:
-                reason = str(error)
-                found.bad_lines.append(line.bad(reason))
-        if reason and not line.rows:
-            found.bad_lines.append(line.bad(reason))
+                found.bad_lines.append(line.bad(str(error)))
     found.notes = reader.notes
     if not found.rows:
         nothing = "no table and no JSON object tells of one" if text.strip() else "it is empty"

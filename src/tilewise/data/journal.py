@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self
 
 from tilewise.core.measurement import Measurement
@@ -141,11 +142,9 @@ def read_journal(path: Path, offset: int = 0) -> Contents:
     return Contents(rows, offset + len(data) - len(tail), len(tail), damaged)
 
 
-_OF = {"str": (str,), "int": (int,), "float": (float, int)}
-_KINDS = {
-    f.name: (*_OF[str(f.type).removesuffix(" | None")], *((type(None),) * ("None" in str(f.type))))
-    for f in fields(Measurement)
-}
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
+_TYPES |= {f"{name} | None": (*types, NoneType) for name, types in _TYPES.items()}
+_KINDS = {f.name: _TYPES[str(f.type)] for f in fields(Measurement)}
 """Column -> the types that a value may have."""
 
 

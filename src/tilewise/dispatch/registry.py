@@ -252,8 +252,8 @@ class Registry:
             for entry in data["kernels"]:
                 priority = entry.pop("priority", "normal")
                 made.declare(made.op.kernel_from_dict(entry), priority=priority)
+        except InputError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
             raise FileError(f"not a registry written by to_json: {error!r}") from None
         return made

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.arch import Arch, amd_name, devices, known_archs, load_arch
+from tilewise.core.arch import Arch, amd_name, device_named, known_archs, load_arch
 from tilewise.errors import ArchError, how_to_install
 from tilewise.settings import settings
 
@@ -81,7 +81,8 @@ def resolve_arch(arch: str | Arch | None) -> Arch:
 
 def gpu_arch(properties: Any) -> Arch:
     """The architecture of a GPU, from PyTorch's device properties (CUDA or ROCm)."""
-    base = _closest(_gpu_file(properties), str(properties.name))
+    name, product = _gpu_file(properties), str(properties.name)
+    base = load_arch(name, device_named(name, product))
 
     def read(key: str) -> int:
         return int(getattr(properties, key, 0) or 0)
@@ -104,7 +105,7 @@ def gpu_arch(properties: Any) -> Arch:
     known = {figure: value for figure, value in live.items() if value > 0}
     if live["compute_units"] % base.num_xcd:
         known["num_xcd"] = 1
-    return base.with_figures(device=str(properties.name), **known)
+    return base.with_figures(device=product, **known)
 
 
 def _gpu_file(properties: Any) -> str:
@@ -124,13 +125,6 @@ def _gpu_file(properties: Any) -> str:
         f"{properties.name} is {name}, which has no data file; known: {gpus}. The CPU works, "
         "and adding a file under tilewise/archs adds the GPU"
     )
-
-
-def _closest(name: str, product: str) -> Arch:
-    """The file's device whose name the product's contains, or the file's default."""
-    words = product.replace(" ", "-").upper()
-    named = [d for d in devices(name) if all(w in words for w in d.upper().split("-"))]
-    return load_arch(name, named[0] if named else "")
 
 
 def detect_cpu(root: Path = Path("/")) -> Arch:

@@ -166,6 +166,16 @@ def compile_units(
         return list(crew.map(one, range(len(units))))
 
 
+def library_of(
+    unit: Unit, what: str, *symbols: str, kind: type[ctypes.CDLL] = ctypes.CDLL
+) -> ctypes.CDLL:
+    """A unit's library with these functions; a BuildError says that `what` cannot be had."""
+    (made,) = compile_units([unit])
+    if made.library is None:
+        raise BuildError(f"{what} does not compile", log=made.log)
+    return load(made.library, *symbols, kind=kind)
+
+
 def cache_folder() -> Path:
     """Where libraries are kept."""
     return private_folder(private_folder(settings().cache_dir) / "cpu")

@@ -49,6 +49,7 @@ class VendorEngine(Engine):
         return found
 
     def build_one(self, kernel: Kernel) -> Build:
+        assert isinstance(kernel, VendorKernel)
         if not self._has(kernel):
             return Build(kernel=kernel, status="compile_error", message="PyTorch is not installed")
         return super().build_one(kernel)
@@ -60,8 +61,8 @@ class VendorEngine(Engine):
         return VendorPlan(self, kernel, problem, arch)
 
     @staticmethod
-    def _has(kernel: Kernel) -> bool:
-        return kernel.library != "torch" or find_spec("torch") is not None  # type: ignore[attr-defined]
+    def _has(kernel: VendorKernel) -> bool:
+        return kernel.library != "torch" or find_spec("torch") is not None
 
 
 @lru_cache(maxsize=64)
@@ -76,6 +77,7 @@ def _is_here(arch: Arch) -> bool:
 class VendorPlan(Plan):
     """A vendor routine bound to one problem."""
 
+    kernel: VendorKernel
     workspace_bytes = 0
 
     def __init__(
@@ -114,7 +116,7 @@ class VendorPlan(Plan):
 
     def _native(self, tensor: Any) -> Any:
         """The same memory as the library's own kind of tensor."""
-        wants_torch = self.kernel.library == "torch"  # type: ignore[attr-defined]
+        wants_torch = self.kernel.library == "torch"
         if wants_torch == is_torch(tensor):
             return tensor
         if wants_torch:

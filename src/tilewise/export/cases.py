@@ -74,12 +74,12 @@ class Case:
 
 def size_fields(op: Op) -> tuple[str, ...]:
     """Fields that are numbers."""
-    return tuple(f.name for f in fields(op.problem) if str(f.type) == "int")  # type: ignore[arg-type]
+    return tuple(f.name for f in fields(op.problem) if str(f.type) == "int")
 
 
 def word_fields(op: Op) -> tuple[str, ...]:
     """Fields that are text and not fixed by the op."""
-    named = [f.name for f in fields(op.problem) if str(f.type) == "str"]  # type: ignore[arg-type]
+    named = [f.name for f in fields(op.problem) if str(f.type) == "str"]
     return tuple(name for name in named if name not in op.implied_fields)
 
 
@@ -147,7 +147,7 @@ def _sizes_drawn(name: str) -> tuple[dict[str, int], ...]:
     """Sizes of many problems: as drawn, and with some of them changed to what rules ask about."""
     op, rng = get_op(name), random.Random(26)
     names = size_fields(op)
-    usual = {f.name: f.default for f in fields(op.problem) if f.name in names}  # type: ignore[arg-type]
+    usual = {f.name: f.default for f in fields(op.problem) if f.name in names}
     found = []
     for values in _drawn(op, EXAMPLES):
         sizes = {name: int(values.get(name, usual[name])) for name in names}

@@ -83,7 +83,7 @@ def _struct(name: str, exports: Sequence[OpExport]) -> str:
         members.append(
             f"  {enum_name(field)} {identifier(field)} = {enum_name(field)}::{word(listed[0])};"
         )
-    for f in fields(op.problem):  # type: ignore[arg-type]  # every problem is a dataclass
+    for f in fields(op.problem):
         if f.name in implied:
             continue
         if f.name in DTYPE_FIELDS:

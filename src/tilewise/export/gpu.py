@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from tilewise.core.arch import Arch
@@ -269,9 +270,8 @@ def _table(objects: Objects, facts: str) -> str:
     )
     rows = ",\n    ".join(
         f'{{tilewise_object_{objects.image_of(entry)}, "{identifier(entry.made.function)}", '
-        f"{entry.made.resources.threads}, "
-        f"{entry.made.resources.smem_bytes - entry.made.static_smem_bytes}, "
-        f"{entry.cluster[0] * entry.cluster[1] * entry.cluster[2]}}}"
+        f"{entry.made.resources.threads}, {entry.made.dynamic_smem_bytes}, "
+        f"{prod(entry.cluster)}}}"
         for entry in entries
     )
     major, minor = _capability(arch)

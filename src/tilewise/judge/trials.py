@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tilewise.core.arch import Arch
 from tilewise.core.kernel import Kernel
-from tilewise.core.measurement import Policy, parse_policy
+from tilewise.core.measurement import parse_policy
 from tilewise.core.problem import Problem
 from tilewise.dispatch import default_dispatcher
 from tilewise.dispatch.reshaping import reshaped_for
@@ -26,14 +26,13 @@ def tune_problems(
     arch: Arch,
     *,
     top: int = TOP,
-    policy: Policy | None = None,
     on_done: Callable[[Problem, dict[str, float]], None] = lambda problem, times: None,
 ) -> Times:
     """Times for every problem that some kernel served rightly."""
     if not isinstance(top, int) or top < 1:
         raise InputError(f"top is {top!r}; time at least 1 kernel for each problem")
     as_arch(detect(arch.kind), arch.name)  # raises where the device here is another
-    bench = _bench(arch, policy or parse_policy("quick,rounds=3", arch.kind), problems)
+    bench = _bench(arch, problems)
     found: Times = {}
     for problem in dict.fromkeys(problems):
         if problem.is_empty:
@@ -48,7 +47,8 @@ def tune_problems(
     return found
 
 
-def _bench(arch: Arch, policy: Policy, problems: Sequence[Problem]) -> Bench:
+def _bench(arch: Arch, problems: Sequence[Problem]) -> Bench:
+    policy = parse_policy("quick,rounds=3", arch.kind)
     ops = [get_op(name) for name in dict.fromkeys(problem.op for problem in problems)]
     engines = {name: get_engine(name) for op in ops for name in engines_for(arch.kind, op)}
     if arch.kind == "cpu":

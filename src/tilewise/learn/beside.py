@@ -9,7 +9,7 @@ import numpy as np
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.forest import Forest, from_lightgbm
 from tilewise.learn.fit import Start, Trainer
-from tilewise.learn.forests import Lesson, Mask, grow
+from tilewise.learn.forests import Lesson, Mask, grow, picked
 from tilewise.learn.params import Params
 
 _LEVEL_TREES = 100
@@ -31,8 +31,7 @@ def level(
         trainer.log_time - trainer.base_octaves(params, times), ok, params.centre
     )
     first = np.unique(data.problem_index, return_index=True)[1]
-    place = {name: i for i, name in enumerate(trainer.static_names)}
-    matrix = trainer.static[first][:, [place[n] for n in names]]
+    matrix = picked(trainer.static[first], trainer.static_names, names)
     known = count[data.problem_index[first]] > 0
     small = replace(params, leaves=min(15, params.leaves), min_rows=5, column_share=0.7)
     made = lightgbm.Dataset(
@@ -47,8 +46,7 @@ def level(
 
 def predict_level(trainer: Trainer, forest: Forest, of: Mask) -> Array:
     """The level of some rows' problems."""
-    place = {name: i for i, name in enumerate(trainer.static_names)}
-    return forest.predict(trainer.static[of][:, [place[n] for n in forest.features]])
+    return forest.predict(picked(trainer.static[of], trainer.static_names, forest.features))
 
 
 def absolute(trainer: Trainer, target: str, train: Mask, params: Params) -> tuple[Forest, str]:

@@ -46,7 +46,7 @@ def calibrate(
     Kernels and tiles of fewer than `least` rows have none of their own.
     """
     usable, is_whole = train & data.is_ok, data.is_whole[data.problem_index]
-    tiles = [tile_key(k.engine, _tile(k)) for k in data.kernels]
+    tiles = [tile_key(k.engine, k.tile) for k in data.kernels]
     engines = [k.engine for k in data.kernels]
 
     def fit(groups: list[str], least: float) -> dict[str, tuple[float, ...]]:
@@ -72,11 +72,6 @@ def calibrate(
         tiles={**found.tiles, **kept.tiles},
         engines={**found.engines, **kept.engines},
     )
-
-
-def _tile(kernel: object) -> tuple[int, ...]:
-    tile: tuple[int, ...] = kernel.tile  # type: ignore[attr-defined]  # every kernel has one
-    return tile
 
 
 def _counts(is_whole: NDArray[np.bool_]) -> Array:
@@ -107,9 +102,8 @@ def _factors(terms: Array, time_us: Array, counts: Array) -> tuple[float, ...]:
 
 def kernel_factors(data: Dataset, calibration: Calibration) -> dict[str, Array]:
     """`k_factor_*` per kernel of the data set."""
-    table = np.array(
-        [calibration.factors(k.name, k.engine, _tile(k)) for k in data.kernels]
-    ).reshape(len(data.kernels), len(TERMS))
+    factors = [calibration.factors(k.name, k.engine, k.tile) for k in data.kernels]
+    table = np.array(factors).reshape(len(factors), len(TERMS))
     return {f"k_factor_{t}": table[:, i] for i, t in enumerate(TERMS)}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core.arch import Arch, devices, load_arch
+from tilewise.core.arch import Arch, device_named, load_arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
@@ -30,6 +30,7 @@ from tilewise.core.measurement import (
     way_of_timing,
     what_is_timed,
 )
+from tilewise.core.model import VENDOR
 from tilewise.core.problem import Problem
 from tilewise.engines.device import CORE_GB_S, detect
 from tilewise.errors import InputError, TilewiseError
@@ -56,11 +57,6 @@ _NEEDED = (
     *("time_us", "min_us", "spread_us", "repeats", "tactic", "message"),
     "figures",
 )
-
-
-def features_of(op: str) -> FeatureSet:
-    """The feature set of an op."""
-    return get_op(op).features
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,22 @@ class Dataset:
     @cached_property
     def best_us(self) -> Array:
         """Per problem: the fastest measured time, NaN where nothing ran."""
+        return self._fastest_us(self.is_ok)
+
+    @cached_property
+    def vendor_us(self) -> Array:
+        """Per problem: the fastest time of a vendor's routine, NaN where none ran."""
+        return self._fastest_us(self.is_ok & self.is_vendor)
+
+    def _fastest_us(self, rows: NDArray[np.bool_]) -> Array:
         best = np.full(len(self.problems), np.inf)
-        np.minimum.at(best, self.problem_index[self.is_ok], self.time_us[self.is_ok])
+        np.minimum.at(best, self.problem_index[rows], self.time_us[rows])
         return np.where(np.isfinite(best), best, np.nan)
+
+    @cached_property
+    def is_vendor(self) -> NDArray[np.bool_]:
+        """Per row: whether the kernel is a vendor's routine."""
+        return np.array([k.engine == VENDOR for k in self.kernels])[self.kernel_index]
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
@@ -205,7 +214,7 @@ class Dataset:
 
 
 def from_measurements(
-    rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = "", dtype: str = ""
+    rows: Iterable[Measurement], *, op: str = "", arch: Arch | str = ""
 ) -> Dataset:
     """The rows of one op and arch; where several are mixed the options must say which.
 
@@ -214,7 +223,7 @@ def from_measurements(
     """
     from tilewise.data.schema import to_table
 
-    return _build(_rows(to_table(list(rows))), op, arch, dtype)
+    return _build(_rows(to_table(list(rows))), op, arch)
 
 
 def from_stores(
@@ -249,7 +258,7 @@ def _build(
     rows: list[dict[str, Any]],
     op: str,
     arch: Arch | str,
-    dtype: str,
+    dtype: str = "",
     beside: Sequence[str] = (),
 ) -> Dataset:
     if op in beside:
@@ -328,7 +337,7 @@ def together(parts: Sequence[Dataset]) -> Dataset:
 def _check_features(op: str, beside: Sequence[str]) -> None:
     """Raises where the rows of an op beside another would mean something else."""
     for other in beside:
-        if features_of(other) != features_of(op):
+        if get_op(other).features != get_op(op).features:
             raise InputError(
                 f"{other} is described by other features than {op}; only ops of one family, like "
                 "the directions of a convolution, are learned side by side"
@@ -356,10 +365,9 @@ def measured_arch(name: str, device: str, threads: int = 0) -> Arch:
     live = detect(file.kind) if file.kind == "cpu" else None
     if live is not None and (live.name, live.device) == (name, device):
         return live
-    words = device.replace(" ", "-").upper()
-    named = [d for d in devices(name) if all(w in words for w in d.upper().split("-"))]
+    named = device_named(name, device)
     if file.kind != "cpu" or named or not 0 < threads < file.compute_units:
-        return load_arch(name, named[0] if named else "")
+        return load_arch(name, named)
     log.warning(
         "the rows do not carry the figures of %s; those of %d of the %d cores in the file of %s "
         "stand in, so predicted times may be off",

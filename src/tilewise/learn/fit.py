@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from tilewise.core.compile_expr import Array, log2
 from tilewise.core.features import ARCH, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest, from_lightgbm
-from tilewise.core.model import ANALYTIC, VENDOR, Calibration
+from tilewise.core.model import ANALYTIC, Calibration
 from tilewise.learn.calibrate import calibrate, kernel_factors, terms_matrix, total_us
-from tilewise.learn.dataset import Dataset, features_of
-from tilewise.learn.forests import Lesson, Mask, grow, grow_all, text_names, tree_count
+from tilewise.learn.dataset import Dataset
+from tilewise.learn.forests import Lesson, Mask, grow, grow_all, picked, text_names, tree_count
 from tilewise.learn.params import Params
 from tilewise.learn.split import folds, held_out
+from tilewise.ops.contract import get_op
 from tilewise.ops.tiling import CALIBRATED_FEATURES
 
 _INNER_FOLDS = 5
@@ -72,7 +73,7 @@ class Trainer:
 
     def __init__(self, data: Dataset, *, keep: Collection[str] = ()) -> None:
         self.data = data
-        full = features_of(data.op)
+        full = get_op(data.op).features
         apart = full.asked | set(CALIBRATED_FEATURES)
         static = [n for n in full.features if n not in apart]
         rows = data.rows(full)
@@ -85,7 +86,7 @@ class Trainer:
         self.names = (*self.static_names, *CALIBRATED_FEATURES)
         self.terms = terms_matrix(data, full)
         self.log_time = log2(np.where(data.is_ok, data.time_us, 1.0))
-        self.is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
+        self.is_vendor = data.is_vendor
         self.asked_names, self.asked = self._asked(rows, keep)
         self._calibrated: dict[tuple[bytes, str], tuple[Calibration, Array]] = {}
 
@@ -280,14 +281,12 @@ class Trainer:
         """What a fitted ranking says about some rows, told what the vendor's would do or not."""
         times = total_us(self.terms, self.data, kernel_factors(self.data, fitted.calibration))
         matrix, names = self.matrix(times, of), (*self.names, *self.asked_names)
-        place = {name: i for i, name in enumerate(names)}
-        score = fitted.forest.predict(matrix[:, [place[n] for n in fitted.forest.features]])
+        score = fitted.forest.predict(picked(matrix, names, fitted.forest.features))
         if fitted.vendor is not None:
             own = self.is_vendor[of]
             asked = self.asked[of[self.is_vendor]]
             matrix = np.column_stack([matrix[own], asked if is_told else np.zeros_like(asked)])
-            columns = matrix[:, [place[n] for n in fitted.vendor.features]]
-            score[own] = fitted.vendor.predict(columns)
+            score[own] = fitted.vendor.predict(picked(matrix, names, fitted.vendor.features))
         return score - self.base_octaves(fitted.params, times)[of]
 
     def behind_best(self, rows: Mask) -> Array:

@@ -37,8 +37,13 @@ class Lesson:
 
     def columns(self, names: tuple[str, ...]) -> Lesson:
         """The same with some of the columns."""
-        place = {name: i for i, name in enumerate(self.names)}
-        return replace(self, matrix=self.matrix[:, [place[n] for n in names]], names=names)
+        return replace(self, matrix=picked(self.matrix, self.names, names), names=names)
+
+
+def picked(matrix: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:
+    """The wanted ones of the columns that are called `names`."""
+    place = {name: i for i, name in enumerate(names)}
+    return matrix[:, [place[name] for name in wanted]]
 
 
 def labels(lesson: Lesson, rows: Mask, objective: str) -> Array:

@@ -16,9 +16,9 @@ _ENOUGH = 0.5
 """The share of rows with a spread, or of problems measured again, that a ceiling needs."""
 
 
-def noise_ceiling(data: Dataset, *, seed: int = 0, draws: int = 200) -> dict[str, Any] | None:
+def noise_ceiling(data: Dataset, *, draws: int = 200) -> dict[str, Any] | None:
     """The better founded of both estimates, and both; None where nothing is known of the noise."""
-    found = {"remeasured": remeasured(data), "drawn": drawn(data, seed=seed, draws=draws)}
+    found = {"remeasured": remeasured(data), "drawn": drawn(data, draws)}
     for how, numbers in found.items():
         if numbers is not None:
             return {"how": how, **numbers, **found}
@@ -46,7 +46,7 @@ def remeasured(data: Dataset) -> dict[str, float] | None:
     return {**_numbers(np.r_[outcome.efficiency, clear]), "problems": len(outcome.problems)}
 
 
-def drawn(data: Dataset, *, seed: int = 0, draws: int = 200) -> dict[str, float] | None:
+def drawn(data: Dataset, draws: int) -> dict[str, float] | None:
     """The kernel that looks fastest when times are drawn anew, judged by those recorded.
 
     Two readings of one median differ by the square root of two times the error of each.
@@ -56,7 +56,7 @@ def drawn(data: Dataset, *, seed: int = 0, draws: int = 200) -> dict[str, float]
         return None
     # The standard error of a median of n values with an interquartile range r: 1.253 r / 1.349 n^.5
     error = np.where(ok, 0.929 * data.spread_us / np.sqrt(np.maximum(data.repeats, 1)), 0.0)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     found = []
     for _ in range(draws):
         again = data.time_us + np.sqrt(2) * error * random.standard_normal(len(data))

@@ -19,7 +19,7 @@ from tilewise.learn.cross import CrossValidated
 from tilewise.learn.dataset import Dataset
 from tilewise.learn.fit import Trainer
 from tilewise.learn.params import Params
-from tilewise.learn.score import analytic_us, judge
+from tilewise.learn.score import Judgement, analytic_us, judge
 
 BAND = 0.5
 """Octaves; evidence is looked at in bands this wide."""
@@ -56,18 +56,14 @@ def measured(
 ) -> tuple[Measured, list[dict[str, Any]]]:
     """The problems behind a model with its reach, and the evidence for that by distance."""
     data, points = trainer.data, coordinates(trainer)
-    outcome = judge(data, cross.score, cross.rows)
-    efficiency = np.full(len(data.problems), np.nan)
-    efficiency[outcome.problems] = outcome.efficiency
+    efficiency = _by_problem(data, judge(data, cross.score, cross.rows))
     near = nearest_outside(points, cross.fold, np.isfinite(efficiency))
     evidence = [(near, efficiency)]
     if len(data.problems) >= 4 * _REGIONS:
         tell("reach")
         region = regions(points, _REGIONS)
         evidence.append(_left_out(trainer, params, region, points))
-    analytic = np.full(len(data.problems), np.nan)
-    plain = judge(data, -analytic_us(data))
-    analytic[plain.problems] = plain.efficiency
+    analytic = _by_problem(data, judge(data, -analytic_us(data)))
     bands = by_distance(
         np.concatenate([d for d, _ in evidence]),
         np.concatenate([e for _, e in evidence]),
@@ -77,6 +73,13 @@ def measured(
     problems = tuple(canonical_json(data.problems[i].to_dict()) for i in np.flatnonzero(own))
     where = Measured(axes_of(trainer), points[own], efficiency[own], reach(bands), problems)
     return where, bands
+
+
+def _by_problem(data: Dataset, outcome: Judgement) -> Array:
+    """The efficiency of every problem, NaN where it was not judged."""
+    efficiency = np.full(len(data.problems), np.nan)
+    efficiency[outcome.problems] = outcome.efficiency
+    return efficiency
 
 
 def regions(points: Array, count: int) -> NDArray[np.int64]:
@@ -113,9 +116,7 @@ def _left_out(
         judged = test & data.is_whole[data.problem_index]
         if judged.any():
             score[judged] = trainer.score(trainer.fit(~test, light), judged)
-    outcome = judge(data, score)
-    efficiency = np.full(len(data.problems), np.nan)
-    efficiency[outcome.problems] = outcome.efficiency
+    efficiency = _by_problem(data, judge(data, score))
     return nearest_outside(points, region, np.isfinite(efficiency)), efficiency
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.compile_expr import Array
-from tilewise.core.model import VENDOR, VENDOR_TIE
-from tilewise.learn.dataset import Dataset, features_of
+from tilewise.core.model import VENDOR_TIE
+from tilewise.learn.dataset import Dataset
+from tilewise.ops.contract import get_op
 
 TOP = (1, 3, 5, 10)
 _DRAWS = 1000
@@ -35,8 +36,7 @@ class Judgement:
 
 def as_chosen(data: Dataset, score: Array) -> Array:
     """Scores as a dispatcher goes by them: of what ties the vendor's routine comes first."""
-    is_vendor = np.array([k.engine == VENDOR for k in data.kernels])[data.kernel_index]
-    result: Array = score + np.log2(1 + VENDOR_TIE) * is_vendor
+    result: Array = score + np.log2(1 + VENDOR_TIE) * data.is_vendor
     return result
 
 
@@ -84,7 +84,7 @@ def judge(data: Dataset, score: Array, rows: NDArray[np.bool_] | None = None) ->
     )
 
 
-def summary(outcome: Judgement, *, seed: int = 0) -> dict[str, Any]:
+def summary(outcome: Judgement) -> dict[str, Any]:
     """Efficiency in percent with bootstrap intervals over problems, hits and NDCG."""
     e = 100 * outcome.efficiency
     if not len(e):
@@ -95,7 +95,7 @@ def summary(outcome: Judgement, *, seed: int = 0) -> dict[str, Any]:
         "p10": lambda v: np.percentile(v, 10, axis=-1),
         "p1": lambda v: np.percentile(v, 1, axis=-1),
     }
-    draws = e[np.random.default_rng(seed).integers(0, len(e), (_DRAWS, len(e)))]
+    draws = e[np.random.default_rng(0).integers(0, len(e), (_DRAWS, len(e)))]
     result: dict[str, Any] = {"problems": len(e)}
     for name, statistic in statistics.items():
         result[name] = round(float(statistic(e)), 3)
@@ -121,5 +121,5 @@ def errors(predicted_log2: Array, actual_log2: Array) -> dict[str, float]:
 
 def analytic_us(data: Dataset) -> Array:
     """What the analytic model says about every row, without any training."""
-    features = features_of(data.op)
+    features = get_op(data.op).features
     return features.evaluate(data.rows(features), ["analytic_us"])["analytic_us"]

@@ -14,6 +14,9 @@ from tilewise.core.problem import Problem
 from tilewise.core.sealed import SealedFolder
 from tilewise.errors import InputError, ModelError
 
+_HELD_OUT = 0.15
+"""The share of problems that training stops on."""
+
 
 def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDArray[np.int64]:
     """The fold of each problem; equal problems share one, whatever their order.
@@ -29,12 +32,12 @@ def folds(problems: Sequence[Problem], count: int = 5, *, seed: int = 0) -> NDAr
 
 
 def held_out(
-    problems: Sequence[Problem], among: NDArray[np.int64], share: float = 0.15, *, seed: int = 0
+    problems: Sequence[Problem], among: NDArray[np.int64], *, seed: int = 0
 ) -> NDArray[np.int64]:
     """Some of the problems `among`, set apart to stop training on; scoring never sees them."""
     own = group_keys([problems[i] for i in among])
     keys = sorted(set(own), key=lambda key: _shuffled(key, seed + 1))
-    chosen = set(keys[: max(1, round(len(keys) * share))])
+    chosen = set(keys[: max(1, round(len(keys) * _HELD_OUT))])
     return np.array([i for i, key in zip(among, own, strict=True) if key in chosen], np.int64)
 
 

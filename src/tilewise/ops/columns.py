@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
-from tilewise.core.features import ARCH, KERNEL, PROBLEM, Rows, columns
+from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
@@ -27,9 +27,9 @@ def kernel_columns(model: Model, kernels: Sequence[Kernel]) -> dict[str, Array]:
     return columns(model.features.fields_of(KERNEL), values)
 
 
-def arch_columns(model: Model, arch: Arch) -> dict[str, float]:
+def arch_columns(features: FeatureSet, arch: Arch) -> dict[str, float]:
     """The figures of an architecture."""
-    found = columns(model.features.fields_of(ARCH), [arch_values(arch)])
+    found = columns(features.fields_of(ARCH), [arch_values(arch)])
     return {name: float(value[0]) for name, value in found.items()}
 
 
@@ -44,7 +44,7 @@ def pool_rows(
     return Rows(
         columns(model.features.fields_of(PROBLEM), [problem_values(problem, tactic)]),
         kernel_columns(model, kernels),
-        arch_columns(model, arch),
+        arch_columns(model.features, arch),
         np.zeros(len(kernels), np.int64),
         np.arange(len(kernels)),
     )

@@ -27,7 +27,7 @@ from tilewise.core.expressions import Expression, parse
 from tilewise.core.kernel import Kernel, Value
 from tilewise.core.strict_json import loads
 from tilewise.errors import ExpressionError, FileError, InputError, KernelError, closest
-from tilewise.ops.contract import Op, get_op
+from tilewise.ops.contract import Op
 
 SCHEMA = 1
 MAX_COMBINATIONS = 2_000_000
@@ -65,16 +65,15 @@ def expand_counted(config: Sequence[Mapping[str, Any]], op: Op, arch: Arch) -> E
     """The same with counts of what was skipped, and why."""
     if not isinstance(config, Sequence) or isinstance(config, str | bytes):
         raise InputError(f"a config is a list of blocks, not {type(config).__name__}")
-    result = Expansion()
-    seen: set[Kernel] = set()
+    expander = _Expander(op, arch)
     for position, block in enumerate(config):
         at = f"block {position}"
         _check_block(block, at)
         if arch.name not in block.get("archs", [arch.name]):
             continue
         if op.name in block.get("ops", [op.name]):
-            _expand_block(block, op, arch, result, seen, at)
-    return result
+            expander.add(block, at)
+    return expander.result
 
 
 def load_pool(op: Op, arch: Arch, engines: Iterable[str] | None = None) -> list[Kernel]:
@@ -125,8 +124,8 @@ def dump_kernels(kernels: Iterable[Kernel]) -> str:
     return f'{{"schema": {SCHEMA}, "kernels": [\n{lines}\n]}}\n'
 
 
-def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
-    """The kernels that `dump_kernels` wrote, of `op` alone where one is given."""
+def load_kernels(text: str, op: Op) -> list[Kernel]:
+    """The kernels of `op` that `dump_kernels` wrote."""
     try:
         data = loads(text)
     except ValueError as error:
@@ -138,14 +137,13 @@ def load_kernels(text: str, op: Op | None = None) -> list[Kernel]:
     return [_load(entry, op, f"kernels[{at}]") for at, entry in enumerate(data["kernels"])]
 
 
-def _load(entry: Any, op: Op | None, at: str) -> Kernel:
+def _load(entry: Any, op: Op, at: str) -> Kernel:
     if not isinstance(entry, dict) or not {"op", "engine"} <= entry.keys():
         raise KernelError(f"{at}: it must be an object with op, engine and traits")
-    if op is not None and entry["op"] != op.name:
+    if entry["op"] != op.name:
         raise KernelError(f"{at}: op is {entry['op']!r}; these must be kernels of {op.name}")
     try:
-        given = op or get_op(str(entry["op"]))
-        kind = given.kernel_type(str(entry["engine"]), entry.get("family"))
+        kind = op.kernel_type(str(entry["engine"]), entry.get("family"))
         for trait in kind.traits():
             if trait.name in entry:
                 _check_value(trait, entry[trait.name])
@@ -171,13 +169,6 @@ def _check_block(block: Any, at: str) -> None:
         raise InputError(f"{at}: traits is {block['traits']!r}; it must be an object")
 
 
-def _expand_block(
-    block: Mapping[str, Any], op: Op, arch: Arch, result: Expansion, seen: set[Kernel], at: str
-) -> None:
-    for kind, traits in _kinds(op, block, at):
-        _expand_kind(kind, {**block, "traits": traits}, op, arch, result, seen, at)
-
-
 def _kinds(
     op: Op, block: Mapping[str, Any], at: str
 ) -> list[tuple[type[Kernel], Mapping[str, Any]]]:
@@ -197,35 +188,6 @@ def _kinds(
     return [(kind, {**traits, "family": own[kind]}) for kind in kinds if own[kind]]
 
 
-def _expand_kind(
-    kind: type[Kernel],
-    block: Mapping[str, Any],
-    op: Op,
-    arch: Arch,
-    result: Expansion,
-    seen: set[Kernel],
-    at: str,
-) -> None:
-    choices = _choices(kind, block["traits"], at)
-    fixed = {"op_name": op.name} if any(f.name == "op_name" for f in fields(kind)) else {}
-    test = _block_filter(kind, block, at)
-    for values in _combinations(kind, choices, fixed, test, arch, result, at):
-        try:
-            kernel = kind(**values)
-        except KernelError:
-            result.impossible += 1
-            continue
-        if test and not _holds(test, kernel):
-            result.filtered += 1
-        elif (why := op.why_unusable(kernel, None, arch)) is not None:
-            result.illegal[why] += 1
-        elif kernel in seen:
-            result.duplicates += 1
-        else:
-            seen.add(kernel)
-            result.kernels.append(kernel)
-
-
 def _block_filter(kind: type[Kernel], block: Mapping[str, Any], at: str) -> Expression | None:
     if "filter" not in block:
         return None
@@ -237,46 +199,78 @@ def _block_filter(kind: type[Kernel], block: Mapping[str, Any], at: str) -> Expr
         raise InputError(f"{at}: filter: {error}") from None
 
 
-def _combinations(
-    kind: type[Kernel],
-    choices: Mapping[str, tuple[Value, ...]],
-    fixed: Mapping[str, Any],
-    test: Expression | None,
-    arch: Arch,
-    result: Expansion,
-    at: str,
-) -> Iterator[dict[str, Any]]:
-    """Every combination of the choices, less the branches that the kind or the filter cuts."""
-    names = list(choices)
-    below = [prod(len(choices[name]) for name in names[depth:]) for depth in range(len(names) + 1)]
-    asked = test.fields if test else frozenset()
-    # The filter speaks as soon as its last field is set, unless the kind may still change values.
-    decided = max((names.index(n) for n in asked if n in choices), default=len(names))
-    decided = decided if asked <= choices.keys() and kind.keeps_values else len(names)
-    visited = 0
+class _Expander:
+    """Expands the blocks of a config for an op on an architecture, one after the other."""
 
-    def descend(depth: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        nonlocal visited
-        if depth == len(names):
-            yield dict(values)
+    def __init__(self, op: Op, arch: Arch) -> None:
+        self.result = Expansion()
+        self._op, self._arch = op, arch
+        self._seen: set[Kernel] = set()
+
+    def add(self, block: Mapping[str, Any], at: str) -> None:
+        for kind, traits in _kinds(self._op, block, at):
+            choices = _choices(kind, traits, at)
+            test = _block_filter(kind, block, at)
+            for values in self._combinations(kind, choices, test, at):
+                self._judge(kind, values, test)
+
+    def _judge(self, kind: type[Kernel], values: dict[str, Any], test: Expression | None) -> None:
+        """Keeps a combination, or counts why it is left out."""
+        try:
+            kernel = kind(**values)
+        except KernelError:
+            self.result.impossible += 1
             return
-        name = names[depth]
-        for value in choices[name]:
-            visited += 1
-            if visited > MAX_COMBINATIONS:
-                raise InputError(
-                    f"{at}: more than {MAX_COMBINATIONS:,} combinations; name fewer values"
-                )
-            values[name] = value
-            if kind.is_dead_end(values, arch):
-                result.impossible += below[depth + 1]
-            elif depth == decided and test and not test(values):
-                result.filtered += below[depth + 1]
-            else:
-                yield from descend(depth + 1, values)
-        del values[name]
+        if test and not _holds(test, kernel):
+            self.result.filtered += 1
+        elif (why := self._op.why_unusable(kernel, None, self._arch)) is not None:
+            self.result.illegal[why] += 1
+        elif kernel in self._seen:
+            self.result.duplicates += 1
+        else:
+            self._seen.add(kernel)
+            self.result.kernels.append(kernel)
 
-    yield from descend(0, dict(fixed))
+    def _combinations(
+        self,
+        kind: type[Kernel],
+        choices: Mapping[str, tuple[Value, ...]],
+        test: Expression | None,
+        at: str,
+    ) -> Iterator[dict[str, Any]]:
+        """Every combination of the choices, less the branches that the kind or the filter cuts."""
+        names = list(choices)
+        sizes = [len(choices[name]) for name in names]
+        below = [prod(sizes[depth:]) for depth in range(len(names) + 1)]
+        asked = test.fields if test else frozenset()
+        # The filter speaks as soon as its last field is set, unless the kind may change values yet.
+        decided = max((names.index(n) for n in asked if n in choices), default=len(names))
+        decided = decided if asked <= choices.keys() and kind.keeps_values else len(names)
+        visited = 0
+
+        def descend(depth: int, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            nonlocal visited
+            if depth == len(names):
+                yield dict(values)
+                return
+            name = names[depth]
+            for value in choices[name]:
+                visited += 1
+                if visited > MAX_COMBINATIONS:
+                    raise InputError(
+                        f"{at}: more than {MAX_COMBINATIONS:,} combinations; name fewer values"
+                    )
+                values[name] = value
+                if kind.is_dead_end(values, self._arch):
+                    self.result.impossible += below[depth + 1]
+                elif depth == decided and test and not test(values):
+                    self.result.filtered += below[depth + 1]
+                else:
+                    yield from descend(depth + 1, values)
+            del values[name]
+
+        has_op = any(f.name == "op_name" for f in fields(kind))
+        yield from descend(0, {"op_name": self._op.name} if has_op else {})
 
 
 def _choices(

@@ -37,7 +37,7 @@ PEAKS = tuple(name for name in DTYPES if name != "int32")
 
 def problem_fields(kind: type[Problem], words: Mapping[str, Sequence[str]]) -> tuple[Field, ...]:
     """One field per field of the problem; `words` lists the values of those that are text."""
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # all kinds are dataclasses
+    names = _problem_names(kind)
     return tuple(Field(name=f"p_{name}", words=tuple(words.get(name, ()))) for name in names)
 
 
@@ -54,7 +54,7 @@ def tactic_fields() -> tuple[Field, ...]:
 
 @cache
 def _problem_names(kind: type[Problem]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
+    return tuple(f.name for f in fields(kind))
 
 
 def kernel_fields(kinds: Iterable[type[Kernel]]) -> tuple[Field, ...]:
@@ -78,9 +78,8 @@ def kernel_fields(kinds: Iterable[type[Kernel]]) -> tuple[Field, ...]:
 
 def kernel_values(kernel: Kernel) -> dict[str, Any]:
     """Field -> value of one kernel; traits of other kinds are left out."""
-    tile: tuple[int, int, int] = kernel.tile  # type: ignore[attr-defined]  # every kind has one
     values: dict[str, Any] = {"k_engine": kernel.engine}
-    values |= dict(zip(("k_tile_m", "k_tile_n", "k_tile_k"), tile, strict=True))
+    values |= dict(zip(("k_tile_m", "k_tile_n", "k_tile_k"), kernel.tile, strict=True))
     for name in SAID:
         if hasattr(kernel, name):
             values[f"k_{name}"] = getattr(kernel, name)

@@ -15,12 +15,13 @@ import numpy as np
 
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
-from tilewise.core.features import ARCH, KERNEL, PROBLEM, FeatureSet, Rows, columns
+from tilewise.core.features import KERNEL, PROBLEM, FeatureSet, Rows, columns
 from tilewise.core.kernel import Kernel
 from tilewise.core.problem import Problem
 from tilewise.core.simplify import simplified
+from tilewise.ops.columns import arch_columns
 from tilewise.ops.contract import get_op
-from tilewise.ops.fields import arch_values, kernel_values, problem_values
+from tilewise.ops.fields import kernel_values, problem_values
 
 
 class Estimates:
@@ -38,12 +39,11 @@ class Estimates:
         if problem.is_empty or not self._count:
             return np.full(self._count, arch.launch_us)
         features = _analytic(self._op, self._engines, arch.kind)
-        figures = columns(features.fields_of(ARCH), [arch_values(arch)])
         used = {field.name for field in features.fields_of(KERNEL)}
         rows = Rows(
             columns(features.fields_of(PROBLEM), [problem_values(problem)]),
             {name: column for name, column in self._kernels.items() if name in used},
-            {name: float(value[0]) for name, value in figures.items()},
+            arch_columns(features, arch),
             np.zeros(self._count, np.int64),
             np.arange(self._count),
         )

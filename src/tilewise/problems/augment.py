@@ -71,7 +71,7 @@ def _weight(problem: Problem, efficiency: float) -> float:
 
 def _neighbour(problem: Problem, rng: Random) -> Problem | None:
     """The problem with one or two sizes changed; None where no such problem exists."""
-    values = {f.name: getattr(problem, f.name) for f in fields(problem)}  # type: ignore[arg-type]
+    values = {f.name: getattr(problem, f.name) for f in fields(problem)}
     given = get_op(problem.op).problems
     # A size of one is a kind of its own (a vector, a 2-D image), not a small number.
     growable = [name for name in given.sizes if values[name] > 1]

@@ -29,6 +29,9 @@ class BadLine:
     def __str__(self) -> str:
         return f"line {self.number}: {self.reason}"
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"line": self.number, "text": self.text, "reason": self.reason}
+
 
 @dataclass(frozen=True, slots=True)
 class Line:

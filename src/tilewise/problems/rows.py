@@ -159,7 +159,7 @@ def _names(op: str, key: str) -> tuple[str, ...]:
 
 def _required(op: str) -> tuple[str, ...]:
     problem = get_op(op).problem
-    without_default = {f.name for f in fields(problem) if f.default is MISSING}  # type: ignore[arg-type]
+    without_default = {f.name for f in fields(problem) if f.default is MISSING}
     return tuple(key for key, field in problem.KEYS.items() if field in without_default)
 
 
@@ -192,16 +192,7 @@ def _value(op: str, name: str, value: Any) -> Any:
 def _integer(name: str, value: Any) -> int:
     """An integer from `16`, `16.0` or their text; anything else is refused, not rounded."""
     if isinstance(value, str):
-        text = value.strip()
-        if text.isascii() and text.isdigit() and len(text) < 20:
-            return int(text)
-        try:
-            value = int(text) if len(text) < 20 else float(text)
-        except ValueError:
-            try:
-                value = float(text)
-            except ValueError:
-                value = text
+        value = _number(value.strip())
         if isinstance(value, int):
             return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -209,3 +200,13 @@ def _integer(name: str, value: Any) -> int:
     shown = f"{value!r}"
     shown = shown if len(shown) <= 40 else shown[:37] + "..."
     raise ProblemError(f"{name} is {shown}; it must be an integer that fits in 63 bits")
+
+
+def _number(text: str) -> int | float | str:
+    """What a text says where that is a number, else the text."""
+    for kind in (int, float) if len(text) < 20 else (float,):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

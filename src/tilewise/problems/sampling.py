@@ -86,8 +86,7 @@ def maker(op: str, dtype: str = "", **fixed: Any) -> Callable[..., Problem]:
         # Raises where there is no such type; draws that fail are only drawn again.
         check_dtypes(dtype, "", OPERAND_DTYPES)
         fixed["dtype"] = dtype
-    implied = {given.problem.KEYS[key]: value for key, value in given.implied.items()}
-    return partial(given.problem, **implied, **fixed)
+    return partial(given.problem, **given.implied_fields, **fixed)
 
 
 def _round_robin(

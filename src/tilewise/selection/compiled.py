@@ -91,7 +91,7 @@ class Tables:
         model, layout = self.model, self.layout
         padded = [*range(self.count), *[0] * (self.blocks * BLOCK - self.count)]
         kernels = {n: v[padded] for n, v in kernel_columns(model, self.kernels).items()}
-        arch = arch_columns(model, self.arch)
+        arch = arch_columns(model.features, self.arch)
         every = np.arange(len(padded))
         rows = Rows({}, kernels, arch, every, every)
         values = layout.features.evaluate(rows, layout.kernel_values)

@@ -22,6 +22,8 @@ from tilewise.selection.selector import Selector
 
 OTHERS = 48
 """Kernels that the chosen one is held against, spread over the ranking."""
+NEAREST = 3
+"""Measured problems that are named."""
 
 
 def explain(
@@ -172,7 +174,7 @@ def _word(code: float, words: Sequence[str]) -> str:
     return words[int(code) - 1] if 0 < code <= len(words) else "-"
 
 
-def nearest_measured(selector: Selector, problem: Problem, count: int = 3) -> list[dict[str, Any]]:
+def nearest_measured(selector: Selector, problem: Problem) -> list[dict[str, Any]]:
     """The measured problems closest to this one, and how well unseen choices did there."""
     measured = selector.model.measured
     far = np.sqrt(((measured.points - selector.coordinates(problem)) ** 2).sum(axis=1))
@@ -184,5 +186,5 @@ def nearest_measured(selector: Selector, problem: Problem, count: int = 3) -> li
             if np.isnan(measured.efficiency[i])
             else float(measured.efficiency[i]),
         }
-        for i in np.argsort(far, kind="stable")[:count]
+        for i in np.argsort(far, kind="stable")[:NEAREST]
     ]

@@ -140,7 +140,7 @@ def export_c(model: Model, kernels: Sequence[Kernel], arch: Arch, name: str = ""
     prefix = re.sub(r"\W|^(?=\d)", "_", name or model.name, flags=re.ASCII)
     layout = Layout(model)
     columns = kernel_columns(model, kernels)
-    figures = arch_columns(model, arch)
+    figures = arch_columns(model.features, arch)
     every = np.arange(len(kernels))
     rows = Rows({}, columns, figures, every, every)
     known = model.features.evaluate(rows, layout.kernel_values)

@@ -168,7 +168,7 @@ def _times_of(path: Path, sections: Sequence[Mapping[str, Any]]) -> Times:
     try:
         for row in (row for section in sections for row in section["problems"]):
             op = get_op(row["problem"]["op"])
-            problem = op.problem.from_dict({k: v for k, v in row["problem"].items() if k != "op"})
+            problem = op.problem.from_dict(row["problem"])
             found[problem] = {op.kernel_from_name(k).name: _time(us) for k, us in row["us"].items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FileError(f"{path} holds what is no timed problem: {str(error)[:300]}") from None

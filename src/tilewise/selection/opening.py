@@ -58,7 +58,7 @@ def measured_problem(model: Model, at: int) -> Problem:
 
 def _check_fields(model: Model) -> None:
     """Raises where a field of the problem is none, or is text where it should be a number."""
-    known = {f"p_{f.name}": str(f.type) == "str" for f in fields(get_op(model.op).problem)}  # type: ignore[arg-type]
+    known = {f"p_{f.name}": str(f.type) == "str" for f in fields(get_op(model.op).problem)}
     for field in model.features.fields_of(PROBLEM):
         if not field.is_asked and known.get(field.name) is not bool(field.words):
             what = "is not there" if field.name not in known else "is of another kind"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from tilewise.selection.opening import measured_kernels, open_model
 from tilewise.selection.selector import Selector, caveat, why_foreign
 from tilewise.selection.unfamiliar import note
 
+T = TypeVar("T")
 log = logging.getLogger("tilewise")
 
 MOST_KERNELS = 1 << 16
@@ -172,32 +174,19 @@ class CarefulRanker:
 
     def why_unfit(self, problem: Problem, arch: Arch) -> str | None:
         """What the model says, or that it failed."""
-        if not self._failure:
-            try:
-                return self._ranker.why_unfit(problem, arch)
-            except Exception as error:
-                self._give_up(error)
-        return self._failure
+        why = self._answer(self._ranker.why_unfit, problem, arch)
+        return self._failure or why
 
     def predict_us(self, problem: Problem, kernels: Sequence[Kernel], arch: Arch) -> Array:
         """Microseconds, in the order given."""
-        if not self._failure:
-            try:
-                return self._ranker.predict_us(problem, kernels, arch)
-            except Exception as error:
-                self._give_up(error)
-        return AnalyticRanker().predict_us(problem, kernels, arch)
+        found = self._answer(self._ranker.predict_us, problem, kernels, arch)
+        return AnalyticRanker().predict_us(problem, kernels, arch) if found is None else found
 
     def leaders_us(
         self, problem: Problem, kernels: Sequence[Kernel], arch: Arch
     ) -> tuple[NDArray[np.int64], Array] | None:
         """Those of the model; none of one that failed."""
-        if not self._failure:
-            try:
-                return self._ranker.leaders_us(problem, kernels, arch)
-            except Exception as error:
-                self._give_up(error)
-        return None
+        return self._answer(self._ranker.leaders_us, problem, kernels, arch)
 
     def caveat(self, arch: Arch) -> str | None:
         """The model's; none of one that failed, and says so already."""
@@ -209,15 +198,17 @@ class CarefulRanker:
 
     def strange(self, kernels: Sequence[Kernel], arch: Arch) -> NDArray[np.bool_] | None:
         """What the model says, where it has not failed."""
-        if not self._failure:
-            try:
-                return self._ranker.strange(kernels, arch)
-            except Exception as error:
-                self._give_up(error)
-        return None
+        return self._answer(self._ranker.strange, kernels, arch)
 
-    def _give_up(self, error: Exception) -> None:
-        self.path = AnalyticRanker.path
-        why = printable(f"{type(error).__name__}: {error}")
-        self._failure = f"{self._ranker.model.name} failed ({why})"
-        log.warning("%s; it is left out of selection", self._failure)
+    def _answer(self, ask: Callable[..., T], *given: Any) -> T | None:
+        """What the model answers; None of one that failed, now or before."""
+        if self._failure:
+            return None
+        try:
+            return ask(*given)
+        except Exception as error:
+            self.path = AnalyticRanker.path
+            why = printable(f"{type(error).__name__}: {error}")
+            self._failure = f"{self._ranker.model.name} failed ({why})"
+            log.warning("%s; it is left out of selection", self._failure)
+            return None

@@ -17,6 +17,9 @@ from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
 from tilewise.core.problem import Problem
 from tilewise.core.simplify import Facts
+from tilewise.engines.device import detect
+from tilewise.engines.toolchain import Unit, library_of
+from tilewise.errors import BuildError
 from tilewise.notices import warn_once
 from tilewise.ops.columns import arch_columns, kernel_columns
 from tilewise.ops.fields import problem_values
@@ -40,7 +43,7 @@ class NumpyScorer:
     def __init__(self, model: Model, kernels: Sequence[Kernel], arch: Arch) -> None:
         self.model, self.kernels, self.arch = model, tuple(kernels), arch
         self._kernels = kernel_columns(model, kernels)
-        self._arch = arch_columns(model, arch)
+        self._arch = arch_columns(model.features, arch)
         self._handicap = model.handicaps(kernels)
         self._tactic = asker(model.features, kernels, arch)
 
@@ -96,15 +99,13 @@ def make_scorer(
     """The compiled scorer, or NumPy's where none can be compiled; `compiled` insists on one."""
     if compiled is not False and kernels:
         layout = Layout(model, facts_of(kernels, arch))
-        library, why = _compile(layout)
-        if library is not None:
-            return CompiledScorer(layout, kernels, arch, library)
-        if compiled:
-            from tilewise.errors import BuildError
-
-            raise BuildError("the scorer does not compile", log=why)
-        line = why.splitlines()[0]
-        warn_once(f"selection falls back to NumPy, which is slower: {line}", why=line)
+        try:
+            return CompiledScorer(layout, kernels, arch, _compiled(layout))
+        except BuildError as error:  # no compiler, or a cache folder that is full, for example
+            if compiled:
+                raise
+            line = (error.log or str(error)).splitlines()[0]
+            warn_once(f"selection falls back to NumPy, which is slower: {line}", why=line)
     return NumpyScorer(model, kernels, arch)
 
 
@@ -114,31 +115,17 @@ def facts_of(kernels: Sequence[Kernel], arch: Arch) -> Facts:
     return {"k_engine": engines, "a_kind": frozenset({arch.kind})}
 
 
-def _compile(layout: Layout) -> tuple[ctypes.CDLL | None, str]:
-    from tilewise.engines.toolchain import Unit, compile_units, load, why_no_compiler
-    from tilewise.errors import BuildError
-
-    why = why_no_compiler()
-    if why is not None:
-        return None, why
+def _compiled(layout: Layout) -> ctypes.CDLL:
     unit = Unit(
         source=scorer_source(layout),
         flags=(*_FLAGS, *_isa_flags()),
         include_dirs=(INCLUDE,),
     )
-    try:
-        (made,) = compile_units([unit])
-        if made.library is None:
-            return None, made.log
-        # Holding the interpreter's lock is cheaper than giving it back for a few microseconds.
-        return load(made.library, "tw_rank", kind=ctypes.PyDLL), ""
-    except BuildError as error:  # a cache folder that is full, or mounted noexec, for example
-        return None, str(error)
+    # Holding the interpreter's lock is cheaper than giving it back for a few microseconds.
+    return library_of(unit, "the scorer", "tw_rank", kind=ctypes.PyDLL)
 
 
 def _isa_flags() -> tuple[str, ...]:
-    from tilewise.engines.device import detect
-
     arch = detect("cpu")
     if arch.has("avx512bw"):
         return _CPU_FLAGS["avx512bw"]

@@ -25,6 +25,8 @@ from tilewise.selection.scorer import Scorer, make_scorer
 REMEMBERED = 65536
 ALIKE = 1.1
 """Figures of two devices this close are the same."""
+_NEARBY = 8
+"""Measured problems that tell what to expect of another."""
 _FEW = 256
 """Below this many kernels a plain loop puts them in order faster than NumPy."""
 
@@ -84,11 +86,11 @@ class Expectation:
         return self.distance <= self.reach
 
 
-def expectation(model: Model, here: Array, *, nearby: int = 8) -> Expectation:
+def expectation(model: Model, here: Array) -> Expectation:
     """What to expect at the coordinates `here`."""
     far = np.sqrt(((model.measured.points - here) ** 2).sum(axis=1))
     known = np.isfinite(model.measured.efficiency)
-    order = np.argsort(np.where(known, far, np.inf), kind="stable")[:nearby]
+    order = np.argsort(np.where(known, far, np.inf), kind="stable")[:_NEARBY]
     weight = 1 / (0.5 + far[order])
     values = model.measured.efficiency[order]
     mean = float(np.average(values, weights=weight))

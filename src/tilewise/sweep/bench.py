@@ -24,6 +24,8 @@ from tilewise.sweep.timing import Timer, Timing, measure, measure_in_turn
 
 GUARD_BYTES = 4096
 """Watched memory on both sides of the output; a kernel that writes there is wrong."""
+PATTERN = 0xA5
+"""What is written there."""
 
 BUILD_COLUMNS = ("registers", "spills", "smem_bytes", "threads", "compile_s")
 
@@ -81,32 +83,22 @@ class Workpiece:
 class Bench(ABC):
     """Measures kernels on one device; remembers the last problem's inputs and reference."""
 
+    timer: Timer
+    """The device's clock."""
+
     def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
         self.arch = arch
         self.policy = policy
         self.engines = engines
         self._held: tuple[Problem, Workpiece] | None = None
 
-    @property
-    @abstractmethod
-    def timer(self) -> Timer:
-        """The device's clock."""
-
     @abstractmethod
     def lay_out(self, problem: Problem) -> Workpiece:
         """Seeded random inputs, the output's memory and the reference."""
 
     @abstractmethod
-    def poison(self, piece: Workpiece) -> None:
-        """Fills the output with what no kernel computes, and its guards with a pattern."""
-
-    @abstractmethod
     def errors(self, piece: Workpiece) -> tuple[float, float]:
         """Relative error by norm, and largest single error over the largest expected value."""
-
-    @abstractmethod
-    def guards_hold(self, piece: Workpiece) -> bool:
-        """Whether the memory around the output is untouched."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -115,6 +107,18 @@ class Bench(ABC):
     @abstractmethod
     def is_sound(self) -> bool:
         """Whether the device still answers after a failure."""
+
+    def poison(self, piece: Workpiece) -> None:
+        """Fills the output with what no kernel computes, and its guards with a pattern."""
+        piece.buffer[:GUARD_BYTES] = PATTERN
+        piece.buffer[-GUARD_BYTES:] = PATTERN
+        is_integer = "int" in str(piece.stored.dtype)
+        piece.stored[...] = 0x55555555 if is_integer else float("nan")
+
+    def guards_hold(self, piece: Workpiece) -> bool:
+        """Whether the memory around the output is untouched."""
+        low, high = piece.buffer[:GUARD_BYTES], piece.buffer[-GUARD_BYTES:]
+        return bool((low == PATTERN).all() & (high == PATTERN).all())
 
     def piece(self, problem: Problem) -> Workpiece:
         """The problem laid out, from memory where it was the last one."""

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.arch import Arch
+from tilewise.core.dtypes import dtype
 from tilewise.core.measurement import Policy
 from tilewise.core.problem import Problem
-from tilewise.core.tensors import is_torch
+from tilewise.core.tensors import is_torch, numpy_dtype, torch_dtype
 from tilewise.engines.contract import Engine
 from tilewise.engines.cpu import CpuEngine
 from tilewise.ops.contract import get_op
@@ -26,21 +27,11 @@ from tilewise.sweep.bench import (
     random_values,
     stored_shape,
 )
-from tilewise.sweep.timing import CpuTimer, Timer
+from tilewise.sweep.timing import CpuTimer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
-PATTERN = 0xA5
-_NUMPY: dict[str, Any] = {
-    "fp32": np.float32,
-    "tf32": np.float32,
-    "fp16": np.float16,
-    "fp64": np.float64,
-}
-_NUMPY |= {"int8": np.int8, "int32": np.int32}
-_TORCH = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "bf8": "float8_e5m2"}
-_TORCH |= {"fp32": "float32", "fp16": "float16", "int8": "int8", "int32": "int32"}
 
 
 class CpuBench(Bench):
@@ -48,7 +39,7 @@ class CpuBench(Bench):
 
     def __init__(self, arch: Arch, policy: Policy, engines: Mapping[str, Engine]) -> None:
         super().__init__(arch, policy, engines)
-        self._timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
+        self.timer = CpuTimer(policy, max(arch.l2_bytes, arch.l3_bytes, 1 << 20))
         self._scratch: Array = np.empty(0)
         self._share_threads()
 
@@ -61,10 +52,6 @@ class CpuBench(Bench):
             return  # one thread is the caller's own
         if isinstance(kernels, CpuEngine) and find_spec("torch"):
             kernels.share_with_pytorch()
-
-    @property
-    def timer(self) -> Timer:
-        return self._timer
 
     def lay_out(self, problem: Problem) -> Workpiece:
         op = get_op(problem.op)
@@ -87,16 +74,6 @@ class CpuBench(Bench):
         stored = (out.permute(axes) if as_torch else out.transpose(axes)).reshape(-1)
         flat = np.ascontiguousarray(np.reshape(expected, shapes[-1]).transpose(axes)).reshape(-1)
         return Workpiece(tuple(operands), out, stored, buffer, flat)
-
-    def poison(self, piece: Workpiece) -> None:
-        piece.buffer[:GUARD_BYTES] = PATTERN
-        piece.buffer[-GUARD_BYTES:] = PATTERN
-        is_integer = "int" in str(piece.stored.dtype)
-        piece.stored[...] = 0x55555555 if is_integer else float("nan")
-
-    def guards_hold(self, piece: Workpiece) -> bool:
-        low, high = piece.buffer[:GUARD_BYTES], piece.buffer[-GUARD_BYTES:]
-        return bool((low == PATTERN).all() and (high == PATTERN).all())
 
     def errors(self, piece: Workpiece) -> tuple[float, float]:
         if not piece.expected.size:
@@ -130,25 +107,21 @@ def memory_bytes() -> int:
 
 
 def _buffer(
-    shape: Sequence[int], axes: Sequence[int], dtype: str, as_torch: bool
+    shape: Sequence[int], axes: Sequence[int], element: str, as_torch: bool
 ) -> tuple[Any, Array]:
     """A tensor stored as asked inside guarded, aligned memory, and that memory as bytes."""
     stored, back = stored_shape(shape, axes)
-    size = prod(stored) * (1 if dtype in ("fp8", "bf8") else _item_bytes(dtype))
+    size = prod(stored) * dtype(element).bytes
     raw = np.empty(size + 2 * GUARD_BYTES + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     buffer = raw[start : start + size + 2 * GUARD_BYTES]
     inside = buffer[GUARD_BYTES : GUARD_BYTES + size]
     if not as_torch:
-        return inside.view(_NUMPY[dtype]).reshape(stored).transpose(back), buffer
+        return inside.view(numpy_dtype(element)).reshape(stored).transpose(back), buffer
     import torch
 
-    tensor = torch.from_numpy(inside).view(getattr(torch, _TORCH[dtype]))
+    tensor = torch.from_numpy(inside).view(torch_dtype(element, "cpu"))
     return tensor.reshape(stored).permute(back), buffer
-
-
-def _item_bytes(dtype: str) -> int:
-    return 2 if dtype == "bf16" else np.dtype(_NUMPY[dtype]).itemsize
 
 
 def _torch_from(values: Array) -> Any:

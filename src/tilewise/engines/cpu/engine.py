@@ -28,6 +28,7 @@ from tilewise.engines.toolchain import (
     Unit,
     compile_units,
     find_compiler,
+    library_of,
     load,
     why_no_compiler,
 )
@@ -146,10 +147,8 @@ class CpuEngine(Engine):
                 unit = Unit(
                     source=(HERE / "team.cpp").read_text(), include_dirs=(HERE / "include",)
                 )
-                (made,) = compile_units([unit])
-                if made.library is None:
-                    raise BuildError("the team of threads does not compile", log=made.log)
-                library = load(made.library, "tw_team_create", "tw_team_borrow")
+                names = ("tw_team_create", "tw_team_borrow")
+                library = library_of(unit, "the team of threads", *names)
                 create = library.tw_team_create
                 create.argtypes = (ctypes.c_int64, ctypes.c_int32)
                 create.restype = ctypes.c_void_p
@@ -160,12 +159,12 @@ class CpuEngine(Engine):
                 self._borrow()
             return self._team
 
-    def borrow(self, runtime: Runtime, threads: int | None = None) -> None:
+    def borrow(self, runtime: Runtime, threads: int) -> None:
         """Runs kernels on another library's threads from now on, `threads` of them."""
         with self._lock:
             self.runtime = runtime
             if self._team is None:
-                self.threads = threads or self.threads
+                self.threads = threads
             else:
                 self._borrow()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from tilewise.core.arch import Arch
@@ -63,7 +64,7 @@ class BoundLaunch:
             cluster=step.cluster,
             overlaps=step.overlaps,
             threads=loaded.made.resources.threads,
-            smem_bytes=loaded.made.resources.smem_bytes - loaded.made.static_smem_bytes,
+            smem_bytes=loaded.made.dynamic_smem_bytes,
             parameters=tuple(map(self._parameter, laid_out(step, loaded.made, self._name))),
         )
 
@@ -154,15 +155,13 @@ class Loaded:
 
     def __init__(self, step: Step, arch: Arch, name: str, device: int, driver: Driver) -> None:
         self.made = compile_or_raise(step, live_target(arch), name)
-        needs = self.made.resources
-        broken = over_limit(needs, arch)
+        broken = over_limit(self.made.resources, arch)
         if broken:
             raise ExecutionError(f"{name} is over a limit: {broken}")
-        asked = needs.smem_bytes - self.made.static_smem_bytes
-        x, y, z = step.cluster
+        asked = self.made.dynamic_smem_bytes, prod(step.cluster)
         driver.enter(device)
         try:
-            self.function = driver.load(self.made.image, self.made.function, asked, x * y * z)
+            self.function = driver.load(self.made.image, self.made.function, *asked)
         except ExecutionError as error:
             raise ExecutionError(f"{name} cannot be loaded: {error}") from error
 

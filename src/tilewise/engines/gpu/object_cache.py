@@ -5,19 +5,16 @@ A file is a line of JSON (the key, what was asked for, what the object says) and
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tilewise.core.identity import digest
-from tilewise.core.plain_files import read_plain
+from tilewise.core.plain_files import read_plain, replacing
 from tilewise.core.strict_json import loads
 from tilewise.engines.contract import Resources
 from tilewise.engines.gpu.objects import Box, GpuObject
@@ -69,15 +66,8 @@ def write_object(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObjec
     head = {"key": key, "wanted": dict(wanted), "facts": _facts(made)}
     body = json.dumps(head).encode() + b"\n" + made.image
     seal = hashlib.sha256(body).hexdigest().encode() + b"\n"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(seal + body)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    with replacing(path, mode=0o600) as file:
+        file.write(seal + body)
 
 
 def read_object(path: Path, key: str) -> GpuObject | None:

@@ -46,6 +46,11 @@ class GpuObject:
     """What the compiler said besides."""
     was_cached: bool = False
 
+    @property
+    def dynamic_smem_bytes(self) -> int:
+        """What a launch has to ask for."""
+        return self.resources.smem_bytes - self.static_smem_bytes
+
     def launched_with(self, *, threads: int, smem_bytes: int) -> GpuObject:
         """The same, with what the launch adds where the object leaves it open."""
         needs = replace(

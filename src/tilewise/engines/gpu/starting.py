@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.engines.gpu.driver import MAP_BYTES, Driver
-from tilewise.engines.toolchain import Unit, compile_units, load, why_no_compiler
+from tilewise.engines.toolchain import Unit, library_of
 from tilewise.errors import BuildError, ExecutionError
 
 NUMBER, ADDRESS, MAP = range(3)
@@ -78,18 +78,13 @@ def make_start(steps: Sequence[Prepared], values: int, driver: Driver, context: 
 @cache
 def _launcher() -> ctypes.CDLL | None:
     """The compiled launcher, or None where it cannot be had."""
-    why = why_no_compiler()
-    if why is None:
-        unit = Unit(source='#include "launcher.hpp"\n', include_dirs=(HERE,))
-        try:
-            (made,) = compile_units([unit])
-            if made.library is not None:
-                return load(made.library, "tw_starter", kind=ctypes.PyDLL)
-            why = made.log
-        except BuildError as error:  # a folder that may not hold programs, say
-            why = str(error)
-    log.warning("launches go through ctypes, which is slower: %s", (why or "").splitlines()[0])
-    return None
+    unit = Unit(source='#include "launcher.hpp"\n', include_dirs=(HERE,))
+    try:
+        return library_of(unit, "the launcher", "tw_starter", kind=ctypes.PyDLL)
+    except BuildError as error:  # no compiler, or a folder that may not hold programs, say
+        why = (error.log or str(error)).splitlines()[0]
+        log.warning("launches go through ctypes, which is slower: %s", why)
+        return None
 
 
 @cache
@@ -165,21 +160,22 @@ def _cleared(step: Prepared, driver: Driver) -> Run:
 
 
 def _launched(step: Prepared, driver: Driver) -> Run:
-    """Numbers are laid out once; what a call gives gets memory of its own each time."""
+    """Numbers are laid out once, and live as long as the launch that has their addresses; what a
+    call gives gets memory of its own each time.
+    """
     numbers = [ctypes.c_uint64(one.number) for one in step.parameters]
     table = ctypes.c_void_p * max(1, len(numbers))
     usual = table(*map(ctypes.addressof, numbers))
     given = [(at, one) for at, one in enumerate(step.parameters) if one.kind != NUMBER]
     launch = _cuda_launch(step, driver) if driver.is_cuda else _hip_launch(step, driver)
 
-    def run(stream: int, values: Sequence[Any]) -> int:
+    def run(stream: int, values: Sequence[Any], keep: Any = numbers) -> int:
         held = [_held(one, values) for _, one in given]
         pointers = table.from_buffer_copy(usual)
         for (at, _), one in zip(given, held, strict=True):
             pointers[at] = ctypes.addressof(one)
         return launch(stream, pointers)
 
-    run.numbers = numbers  # type: ignore[attr-defined]  # their memory lives as long as this
     return run
 
 
@@ -215,10 +211,9 @@ def _cuda_launch(step: Prepared, driver: Driver) -> Run:
         count=len(wanted),
     )
 
-    def launch(stream: int, pointers: Any) -> int:
+    def launch(stream: int, pointers: Any, keep: Any = attributes) -> int:
         made = _Configuration.from_buffer_copy(usual)
         made.stream = stream
         return int(driver.launch(ctypes.byref(made), function, pointers, None))
 
-    launch.attributes = attributes  # type: ignore[attr-defined]  # their memory lives as long as this
     return launch

@@ -166,8 +166,9 @@ def pooled(x: Feature) -> Feature:
     return Feature(x.channels, (1,) * len(x.size))
 
 
-def upsampled(x: Feature, factor: int = 2) -> Feature:
-    return Feature(x.channels, tuple(s * factor for s in x.size))
+def upsampled(x: Feature) -> Feature:
+    """Twice as large along every side."""
+    return Feature(x.channels, tuple(2 * s for s in x.size))
 
 
 def flat(x: Feature) -> Feature:
