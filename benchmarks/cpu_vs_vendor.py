@@ -69,7 +69,8 @@ GEMMS = {
     "deep": [(64, 64, 8192), (128, 128, 16384), (32, 32, 4096)],
 }  # fmt: skip
 
-# label: n, c, k, g, h, w, y, x, stride, pad (pairs where the two dimensions differ)
+# label: n, c, k, g, h, w, y, x, stride, pad (pairs where the two dimensions differ), of volumes
+# depth (with its taps where they differ from the filter's rows)
 LAYERS: dict[str, dict[str, tuple]] = {
     "dense": {
         "resnet50.conv1": (1, 3, 64, 1, 224, 224, 7, 7, 2, 3),
@@ -120,6 +121,15 @@ LAYERS: dict[str, dict[str, tuple]] = {
     "3-D": {
         "r3d.layer1": (1, 64, 64, 1, 28, 28, 3, 3, 1, 1, 8),
         "r3d.layer2": (1, 128, 128, 1, 14, 14, 3, 3, 1, 1, 4),
+        "r3d.layer3": (1, 256, 256, 1, 7, 7, 3, 3, 1, 1, 2),
+        "r3d.layer2-batch4": (4, 128, 128, 1, 14, 14, 3, 3, 1, 1, 4),
+        "i3d.mixed3b": (1, 96, 128, 1, 28, 28, 3, 3, 1, 1, 8),
+        "r2plus1d.spatial": (1, 64, 144, 1, 28, 28, 3, 3, 1, 1, (8, 1)),
+        "r2plus1d.temporal": (1, 144, 64, 1, 28, 28, 1, 1, 1, 0, (8, 3)),
+        "x3d.depthwise": (1, 108, 108, 108, 20, 20, 3, 3, 1, 1, 13),
+        "unet3d.encoder": (1, 32, 64, 1, 32, 32, 3, 3, 1, 1, 32),
+        "unet3d.decoder": (1, 192, 64, 1, 12, 12, 3, 3, 1, 1, 12),
+        "vae.decoder": (1, 48, 24, 1, 40, 40, 3, 3, 1, 1, 6),
     },
 }
 
@@ -156,7 +166,10 @@ def conv_problems(op: str, layout: str) -> list[tuple[str, str, Problem]]:
     for kind, layers in LAYERS.items():
         for label, (n, c, k, g, h, w, y, x, stride, pad, *depth) in layers.items():
             (y, x), (pad_h, pad_w) = (v if isinstance(v, tuple) else (v, v) for v in (y, pad))
-            third = {"Di": depth[0], "Z": y, "pad_d": pad_h} if depth else {}
+            third = {}
+            if depth:
+                d, z = depth[0] if isinstance(depth[0], tuple) else (depth[0], y)
+                third = {"Di": d, "Z": z, "pad_d": z // 2}
             problem = get_op(op).make_problem(
                 **{"N": n, "C": c, "K": k, "G": g, "Hi": h, "Wi": w, "Y": y, "X": x},
                 **{"stride_h": stride, "stride_w": stride, "pad_h": pad_h, "pad_w": pad_w},

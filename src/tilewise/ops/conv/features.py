@@ -8,6 +8,7 @@ from tilewise.ops.conv.cpu_work import CPU_FEATURES, CPU_HELPERS
 from tilewise.ops.conv.gpu_work import GPU_FEATURES, GPU_HELPERS, TIME_HELPERS
 from tilewise.ops.conv.kernels import KERNEL_TYPES
 from tilewise.ops.conv.problem import DIRECTIONS, LAYOUTS, ConvProblem
+from tilewise.ops.conv.torch_work import TORCH_FEATURES, TORCH_HELPERS
 from tilewise.ops.fields import arch_fields, kernel_fields, problem_fields
 from tilewise.ops.tiling import (
     APART,
@@ -93,6 +94,7 @@ _HELPERS = {
     "fill_k": "class_taps * source_c / (steps * split * tk) "
     f"if is_ours and not ({_WEIGHT}) else {TILE_HELPERS['fill_k']}",
     **TIME_HELPERS,
+    **TORCH_HELPERS,
     "analytic_us": "cpu_us if not is_gpu else conv_us if is_ours "
     "else vendor_us if is_vendor else gpu_us",
     # Beside the vendor's, our own estimates are too short: without a model they are held so.
@@ -204,6 +206,7 @@ FEATURES = FeatureSet(
         **_TILE_FEATURES,
         **CPU_FEATURES,
         **GPU_FEATURES,
+        **TORCH_FEATURES,
         **HARDWARE_FEATURES,
         **CALIBRATED_FEATURES,
     },
