@@ -50,6 +50,12 @@ LINES = 12
 MOST_BYTES = 1 << 30
 """Of all results, unpacked."""
 RESULT = re.compile(r"(store/)?[\w-][\w.-]*")
+MARK = "TILEWISE_HALF_HOUR"
+"""What is in the environment of all that a part starts: all of it is ended with the part."""
+SPOILS = re.compile(
+    r"^(?:wavelet: )?(conv_\w+)(?:, or cuDNN after it, hangs| took the device down)", re.M
+)
+"""What benchmarks say of a kernel that cost them all that follows."""
 KEPT = ("*.log", "*.jsonl", "*.json", "store/*.parquet", "store/*.journal")
 SLOW_FAMILIES = "implicit,packed,merged,direct"
 """Triton's pointer kernels: two seconds to compile each, and seldom the fastest on this device."""
@@ -269,15 +275,17 @@ def checks() -> list[Part]:
     ]
 
 
-def spoilt(log: Path) -> list[str]:
-    """Families that hung where they were tried, or broke the device."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    told = re.split(r"^(hangs|failed): (\S+)\n", text, flags=re.MULTILINE)[1:]
+def spoilt(work: Path) -> list[str]:
+    """Families that hung where they were tried, or broke the device; kernels that did so later."""
+    logs = {log.stem: log.read_text(errors="replace") for log in work.glob("*.log")}
+    told = re.split(r"^(hangs|failed): (\S+)\n", logs.pop("families", ""), flags=re.MULTILINE)[1:]
     found = set()
     for how, name, said in zip(told[::3], told[1::3], told[2::3], strict=True):
         tried = re.search(r"\[conv_\w+-(\w+)\]$", name)
         if tried and (how == "hangs" or "CUDA error" in said):
             found.add(tried[1])
+    for text in logs.values():
+        found.update(SPOILS.findall(text))
     return sorted(found)
 
 
@@ -326,7 +334,7 @@ class Journey:
         words = {
             "work": str(self.work),
             "minutes": f"{max(0.1, seconds / 60):.2f}",
-            "without": ",".join([SLOW_FAMILIES, *spoilt(self.work / "families.log")]),
+            "without": ",".join([SLOW_FAMILIES, *spoilt(self.work)]),
         }
         command = [word.format(**words) for word in (part.dry if self.is_dry else part.command)]
         if not command:
@@ -345,14 +353,19 @@ class Journey:
         resumes = part.least < 0.5 and took > 0.9 * seconds
         with self._lock:
             self.used[part.name] = self.used.get(part.name, 0.0) + took
-            self.codes[part.name] = None if resumes and self.left(part) > 60 else code
-            self._file.write_text(json.dumps({"used": self.used, "codes": self.codes}))
+            self.codes[part.name] = None if resumes else code
+            written = self._file.with_suffix(".new")
+            written.write_text(json.dumps({"used": self.used, "codes": self.codes}))
+            written.replace(self._file)
         self.pack()
 
     def pack(self) -> None:
-        """All results so far as one file."""
-        with self._lock:
-            pack(self.work, self.out / PACKED)
+        """All results so far as one file; the next minute tries again where that fails."""
+        try:
+            with self._lock:
+                pack(self.work, self.out / PACKED)
+        except OSError as error:
+            say(f"results were not packed: {error}")
 
 
 def say(text: str) -> None:
@@ -362,19 +375,23 @@ def say(text: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Our own modules come first, and are found whether installed or not."""
+    """Our own modules come first, and are found whether installed or not.
+
+    Triton's own switches are part of what its objects are found by, so they are left out.
+    """
     folders = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, folders))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def started(command: Sequence[str], log: Path, mark: str) -> subprocess.Popen[bytes]:
     """A process group of its own; what it says is added to `log`."""
     with log.open("ab") as file:
         return subprocess.Popen(
             list(command),
             cwd=ROOT,
-            env=environment(),
+            env={**environment(), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -382,20 +399,34 @@ def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], mark: str) -> None:
     """With all that it started; what is inside a driver then is left to the system."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for pid in marked(mark):  # in groups of their own, or left behind
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this mark in their environment."""
+    found, wanted = [], f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def logged(
     command: Sequence[str], log: Path, seconds: float, meanwhile: Callable[[], None]
 ) -> int | None:
     """How a command ended; None where it had to be ended. Every minute `meanwhile` is called."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
     try:
-        process = started(command, log)
+        process = started(command, log, mark)
     except OSError as error:
         log.write_text(f"{command[0]} cannot be started: {error}\n")
         return 2
@@ -407,7 +438,7 @@ def logged(
             meanwhile()
         return None
     finally:
-        end(process)
+        end(process, mark)
 
 
 def pack(work: Path, target: Path) -> None:

@@ -145,6 +145,11 @@ def undone(jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> list[Job]:
     ]
 
 
+def whole_lines(notes: Path) -> list[str]:
+    """What has been told; a line that is being written is not there yet."""
+    return notes.read_text().rpartition("\n")[0].splitlines()
+
+
 def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
     """Runs jobs in a process of their own, started again behind one that breaks it."""
     end = time.monotonic() + 60 * args.minutes
@@ -156,7 +161,7 @@ def supervise(args: argparse.Namespace, jobs: list[Job]) -> int:
         current, since, rows = None, time.monotonic(), 0
         while True:
             is_over = child.poll() is not None
-            lines = notes.read_text().splitlines()
+            lines = whole_lines(notes)
             for line in lines[read:]:
                 told = json.loads(line)
                 since = time.monotonic()

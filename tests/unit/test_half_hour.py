@@ -175,6 +175,34 @@ while not {"one.jsonl", "two.jsonl"} <= set(found):
 """
 
 
+STARTS = """
+import subprocess, sys, time
+from pathlib import Path
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeps, start_new_session=True)
+Path(sys.argv[1]).write_text(str(child.pid))
+if sys.argv[2] == "hangs":
+    time.sleep(600)
+raise SystemExit("a mistake, and the child is left behind")
+"""
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_what_a_part_started_ends_with_it(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_hour, held = journey(tmp_path)
+    monkeypatch.setattr(half_hour, "GRACE_S", 5.0)
+    child = tmp_path / "child"
+    command = (sys.executable, "-c", STARTS, str(child), how)
+    held.run(half_hour.Part(name="starts", seconds=2 if how == "hangs" else 60, command=command))
+    state = Path(f"/proc/{child.read_text()}/stat")
+    end = time.monotonic() + 30
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "it lives on"
+        time.sleep(0.05)
+
+
 def test_parts_run_side_by_side_and_are_packed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +273,7 @@ def test_models_that_were_timed_are_not_timed_again(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"model": "m')
     assert models.undone(jobs, models.rows_in(out)) == jobs[1:]
+    assert len(models.whole_lines(out)) == len(lines), "the last one is being written"
     assert models.undone(jobs, []) == jobs
 
 
@@ -277,13 +306,18 @@ def test_families_that_hang_or_break_the_device_are_left_out(tmp_path: Path) -> 
         f"failed: {test}[conv_bwd_weight-padded]\nE  AcceleratorError: CUDA error: misaligned\n"
         "1 hangs, 2 failed, 12 passed\n"
     )
-    assert half_hour.spoilt(held.work / "families.log") == ["padded", "taps"]
+    assert half_hour.spoilt(held.work) == ["padded", "taps"]
     says = ("import sys", "print(*sys.argv[1:])")
     part = half_hour.Part(
         name="says", seconds=60, command=(sys.executable, "-c", "; ".join(says), "{without}")
     )
     held.run(part)
     assert (held.work / "says.log").read_text().strip().endswith("direct,padded,taps")
+    (held.work / "wavelet.log").write_text(
+        "wavelet: conv_fwd_cuda_a, or cuDNN after it, hangs; ...\n"
+    )
+    (held.work / "vendor.log").write_text("ok\nconv_fwd_cuda_b took the device down: illegal\n")
+    assert half_hour.spoilt(held.work)[:2] == ["conv_fwd_cuda_a", "conv_fwd_cuda_b"]
 
 
 def test_what_an_earlier_call_packed_is_carried_on(tmp_path: Path) -> None:
