@@ -38,6 +38,8 @@ OPS = ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")
 SCREEN = Policy(cache="cold", launch="graph", time_ms=1.0, warmup=1, min_repeats=4, max_repeats=12)
 FINAL = replace(SCREEN, time_ms=6.0, min_repeats=18, max_repeats=63, rounds=9)
 LEADERS = 5
+TAKEN_DOWN = 3
+"""How a process ends whose device answers no more: what was measured counts, and more may be."""
 COPY_TBS, PRODUCT_TFLOPS = 4.23, 790.0
 """What an H200 was seen to copy and to multiply at in bf16, the ceilings of a roofline."""
 NETWORKS = {
@@ -293,7 +295,8 @@ def contest(
             calls.pop(kernel.name, None)
             failed[kernel.name] = f"{type(error).__name__}: {error}"[:300]
             if not stand.bench.is_sound():
-                raise SystemExit(f"{kernel.name} took the device down: {error}") from error
+                print(f"{kernel.name} took the device down: {error}", file=sys.stderr)
+                raise SystemExit(TAKEN_DOWN) from error
     ranked = sorted((k for k in tried if k.name in found), key=lambda k: found[k.name])
     sides = [[k for k in ranked if is_rival(k) == side][:leaders] for side in (False, True)]
     last = [*sides[0], *sides[1], *(k for k in always if k.name in found)]

@@ -16,8 +16,9 @@ having its turn and those of --without none, on --layers layers of real networks
 class (dense, pointwise, grouped, depthwise, 3-D) as there are. They are channels-last, cuDNN
 searches for its fastest routine beforehand (benchmark mode), and all are timed inside CUDA graphs,
 so that launches do not count. A kernel that fails is told and left out. Rows are added to --out as
-they are known. --compile only compiles what is tried on an H200, with or without one. --dry-run
-puts small layers and this CPU in the place of a GPU.
+they are known; layers that it holds are not timed again. `vendor_tables.py` shows it. --compile
+only compiles what is tried on an H200, with or without one. --dry-run puts small layers and this
+CPU in the place of a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,10 @@ class Row:
     predicted_us: dict[str, float] = field(default_factory=dict)
     """What the model says of the vendor's routine and of the first of our own."""
     autotuners: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def op(self) -> str:
+        return "gemm" if "m" in self.problem else f"conv_{self.problem['direction']}"
 
     def tuning(self) -> dict[str, float]:
         """Ratios and seconds of the autotuners, beside those of the selection."""
@@ -392,10 +398,21 @@ def compile_layers(args: argparse.Namespace) -> int:
     return 0
 
 
-def layer_rows(args: argparse.Namespace) -> Iterator[Row]:
+def rows_in(path: Path | None, op: str = "", dtype: str = "") -> list[Row]:
+    """The rows of a file, those of an op and dtype where given; a line that was cut off is none."""
+    rows = []
+    for line in path.read_text().splitlines() if path and path.exists() else ():
+        with suppress(json.JSONDecodeError, TypeError):
+            rows.append(Row(**json.loads(line)))
+    return [row for row in rows if op in ("", row.op) and dtype in ("", row.problem["dtype"])]
+
+
+def layer_rows(args: argparse.Namespace, known: list[Row]) -> Iterator[Row]:
     make = conv_contest.Stand
     stand = make.dry(args.op) if args.dry_run else make.gpu(args.op, args.dtype)
-    listed = attempts(args, stand)
+    done = [row.problem for row in known]
+    every = attempts(args, stand)
+    listed = [entry for entry in every if stand.fitted(entry[1]).to_dict() not in done]
     conv_contest.compile_pairs(stand, [(kernel, p) for _, p, tried in listed for kernel in tried])
     end = time.monotonic() + 60 * args.minutes if args.minutes else None
     for model, problem, tried in listed:
@@ -411,9 +428,10 @@ def main() -> int:
     args = arguments()
     if args.compile:
         return compile_layers(args)
-    rows = []
+    dtype = "fp32" if args.dry_run else args.dtype
+    rows = [] if args.op == "gemm" else rows_in(args.out, args.op, dtype)
     try:
-        for row in product_rows(args) if args.op == "gemm" else layer_rows(args):
+        for row in product_rows(args) if args.op == "gemm" else layer_rows(args, list(rows)):
             rows.append(row)
             if args.out:
                 with args.out.open("a") as file:

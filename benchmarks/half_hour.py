@@ -95,7 +95,8 @@ def compared(op: str) -> Part:
     vendor = ("benchmarks/gpu_vs_vendor.py", "--op", op, "--most", "24")
     return Part(
         name=f"vendor_{op}",
-        seconds=95,
+        seconds=120,
+        least=0.3,
         command=script(
             *(*vendor, "--without", "{without}", "--minutes", "{minutes}"),
             *("--out", "{work}/vendor.jsonl"),
@@ -188,7 +189,7 @@ def contests() -> list[Part]:
         *map(compared, ("conv_fwd", "conv_bwd_data", "conv_bwd_weight")),
         Part(
             name="wavelet",
-            seconds=110,
+            seconds=150,
             least=0.3,
             command=script(
                 *(wavelet, "--minutes", "{minutes}", "--without", "{without}"),

@@ -7,7 +7,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tilewise.ops.fields import kernel_values
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import conv_contest
+import gpu_vs_vendor
+import vendor_tables
 import wavelet
 import wavelet_counters
 
@@ -312,3 +314,39 @@ def test_the_profiler_is_asked_for_what_it_knows(
 def test_a_profiler_that_hangs_is_ended() -> None:
     told = wavelet_counters._run(["sh", "-c", "sleep 60 & sleep 60"], 0.2)
     assert "fewer --layers" in told
+
+
+def test_what_was_timed_beside_the_vendor_is_shown_and_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By class, and by every family whose kernels were timed in turn."""
+    names = [next(k.name for k in dense("conv_fwd", f, "bf16")) for f in ("halo", "im2col")]
+    rows = [
+        gpu_vs_vendor.Row(
+            model="a network",
+            problem=problem("conv_fwd", sizes).to_dict(),
+            shape_class=shape_class,
+            vendor_us=100.0,
+            best_us=50.0,
+            best=names[0],
+            ratio=2.0,
+            kernels=2,
+            search_s=1.0,
+            selected_ratio=0.9,
+            roofline=0.5,
+            final_us={names[0]: 50.0, names[1]: 80.0, "conv_fwd_vendor_torch": 100.0},
+        )
+        for sizes, shape_class in ((LAYER, "dense"), (VOLUME, "3-D"))
+    ]
+    out = tmp_path / "rows.jsonl"
+    out.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows) + '{"model": "cut o')
+    assert gpu_vs_vendor.rows_in(out, "conv_fwd", "bf16") == rows
+    assert not gpu_vs_vendor.rows_in(out, "conv_fwd", "fp16")
+    assert not gpu_vs_vendor.rows_in(out, "conv_bwd_data", "bf16")
+    monkeypatch.setattr(sys, "argv", ["vendor_tables.py", str(out)])
+    assert vendor_tables.main() == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "| 3-D | 2.00 (2.00, 1) | 0.90 (0.90, 1) | 1 | 50 % | 0 / 1 |" in told
+    assert any(line.startswith("| all | 2.00 (2.00, 2) | 0.90 (0.90, 2) | 2 |") for line in told)
+    assert any(line.startswith("| halo | 2 | 2.00 (2.00, 2) |") for line in told)
+    assert any(line.startswith("| im2col | 0 | 1.25 (1.25, 2) |") for line in told)
