@@ -60,8 +60,12 @@ def exported(expression: str, top: int) -> OpExport:
 
 def found(names: tuple[str, ...]) -> list[Path]:
     """The first of each: in a toolkit, or among Python's packages."""
-    packages = Path(sysconfig.get_path("purelib"))
-    roots = [*Path("/usr/local").glob("cuda*"), packages / "nvidia", packages / "triton"]
+    packages, nvcc = Path(sysconfig.get_path("purelib")), shutil.which("nvcc")
+    toolkits = [
+        *([Path(nvcc).resolve().parents[1]] if nvcc else []),
+        *Path("/usr/local").glob("cuda*"),
+    ]
+    roots = [*toolkits, packages / "nvidia", packages / "triton"]
     paths = []
     for name in names:
         every = (path for root in roots for path in sorted(root.rglob(f"{name}*")))
@@ -76,7 +80,9 @@ def program(library: Path) -> Path:
     """The benchmark, built beside the library."""
     shutil.rmtree(library / "build", ignore_errors=True)
     build, compiler = compiled(library), shutil.which("c++") or "g++"
-    includes = [f"-I{path.parent}" for path in found(HEADERS)]
+    folders = [path.parent for path in found(HEADERS)]
+    # Since CUDA 13 headers of cuBLASLt's include some of C++, which only nvcc finds by itself.
+    includes = [f"-I{path}" for folder in folders for path in (folder, folder / "cccl")]
     libraries = found(LIBRARIES)
     command = [compiler, "-std=c++17", "-O2", *includes, f"-I{library / 'include'}"]
     command += [str(HERE / "cpp_dispatch.cpp"), str(build / "libtilewise.so")]
