@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,18 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's fp32 is to compare with, so it must be fp32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def exact() -> Iterator[None]:
+    """PyTorch's fp32 is to compare with, so it must be fp32.
+
+    By hand: these settings have no place of their own, and pytest would delete them in the end.
+    """
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    held = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = False
+    yield
+    for kind, was in zip(kinds, held, strict=True):
+        kind.allow_tf32 = was
 
 
 @pytest.fixture(params=["compiled", "ctypes"])
