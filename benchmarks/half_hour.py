@@ -228,7 +228,7 @@ def whole_programs() -> list[Part]:
         ),
         Part(
             name="cpp",
-            seconds=45,
+            seconds=60,
             command=script(*library),
             ahead=script(*library, "--compile"),
         ),
@@ -243,7 +243,7 @@ def checks() -> list[Part]:
     return [
         Part(
             name="demo",
-            seconds=40,
+            seconds=60,
             command=(sys.executable, "-m", "tilewise", "demo"),
             dry=(sys.executable, "-m", "tilewise", "demo", "--help"),
         ),
@@ -265,6 +265,15 @@ def checks() -> list[Part]:
             side="checks",
             least=0.4,
             command=(*PYTEST, FUSION, "-k", f"not ({NEW_PASSES})"),
+        ),
+        Part(
+            name="compiled",
+            seconds=160,
+            least=0.4,
+            command=script(
+                *(*MODELS, "--minutes", "{minutes}", "--batch", "256", "--modes", "compile"),
+                *("--models", "resnext,convnext,efficientnet"),
+            ),
         ),
         Part(name="more_sweep", seconds=230, least=0.2, command=script(*SWEEP)),
         Part(

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -255,12 +256,34 @@ def test_all_parts_name_commands_that_there_are() -> None:
             words = {"work": "w", "minutes": "1", "without": "none", "jobs": "2"}
             assert all("{" not in word.format(**words) for word in command)
     taken: dict[str, float] = {}
-    *bounded, more, last = half_hour.parts()
-    assert (more.name, last.name) == ("more_sweep", "more_models"), "which take what is left"
-    for part in bounded:
+    names = [part.name for part in half_hour.parts()]
+    assert names[-3:] == ["compiled", "more_sweep", "more_models"], "which take what is left"
+    for part in half_hour.parts()[:-3]:
         side = part.side or part.name
         taken[side] = max(taken.get(side, 0.0), part.seconds)
     assert sum(taken.values()) <= 26 * 60
+
+
+def test_models_are_shown_in_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    tables, sides = (importlib.import_module(name) for name in ("model_tables", "model_sides"))
+    plain = sides.Times(ms=4.0, host_ms=1.0, first_s=0.5, memory_gb=2.0)
+    served = {"PyTorch": 1, "tilewise, fused": 3}
+    ours = sides.Times(ms=2.0, host_ms=1.0, first_s=3.0, memory_gb=1.5, ratio=2.0, served=served)
+    row = sides.Row(model="net", task="training", mode="eager", batch=8, torch=plain)
+    row.sides = {"fused": ours}
+    slower = {**asdict(row), "torch": asdict(replace(plain, ms=8.0))}
+    failed = {**asdict(row), "failed": "no memory", "torch": None, "mode": "graph"}
+    out = tmp_path / "rows.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in (slower, asdict(row), failed)))
+    monkeypatch.setattr("sys.argv", ["model_tables.py", str(out)])
+    assert tables.main() == 0
+    *_, last = told = capsys.readouterr().out.splitlines()
+    assert len(told) == 3
+    assert last.startswith("| net training | 8 | eager | 4.00 | 2.00 | 2.000 +-0 % | 0.5 / 3.0 |")
+    assert last.endswith("| 3 of 4 |")
 
 
 def test_models_that_were_timed_are_not_timed_again(tmp_path: Path) -> None:
