@@ -161,12 +161,14 @@ def say(text: str) -> None:
 def environment() -> dict[str, str]:
     """Our own modules come first, and are found whether installed or not.
 
-    Triton's own switches are part of what its objects are found by, so they are left out.
+    Triton's own switches are part of what its objects are found by, so they are left out, and so
+    are plugins of pytest's that happen to be installed: any warning of theirs would be an error.
     """
     folders = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, folders))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    return {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return kept | own
 
 
 def started(command: Sequence[str], log: Path, mark: str) -> subprocess.Popen[bytes]:
