@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -35,23 +36,24 @@ NOTHING_RAN = 5
 
 def ended(command: list[str], seconds: float) -> tuple[int | None, str]:
     """The exit status and the output; None where it was ended."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={"OMP_NUM_THREADS": THREADS, **os.environ, "PYTHONPATH": f"{ROOT / 'src'}"},
-    )
-    try:
-        text = process.communicate(timeout=seconds)[0]
-        return process.returncode, text
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # inside a driver it may take a while to die
-            return None, process.communicate(timeout=5)[0]
-        return None, ""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={"OMP_NUM_THREADS": THREADS, **os.environ, "PYTHONPATH": f"{ROOT / 'src'}"},
+        )
+        code = None
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # inside a driver it may take a while to die
+                process.wait(timeout=5)
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
 
 
 def collected(paths: list[str]) -> list[str]:
@@ -64,13 +66,16 @@ def verdict(name: str, seconds: float, end: float) -> str:
     left = end - time.monotonic()
     if left < 1:
         return "not run"
-    code, text = ended([*PYTEST, name], min(seconds, left))
+    waits = f"faulthandler_timeout={seconds / 2}"  # says where it is, before it is ended
+    code, text = ended([*PYTEST, "-o", waits, name], min(seconds, left))
     if code in (0, NOTHING_RAN):
         return "passed" if " passed" in text else "skipped"
     if code is None and left < seconds:
         return "cut off"
-    words = "hangs" if code is None else "failed"
-    print(f"{words}: {name}\n" + "\n".join(text.splitlines()[-LINES:]), flush=True)
+    words, lines = "hangs" if code is None else "failed", text.splitlines()
+    where = next((at for at, line in enumerate(lines) if line.startswith("Timeout (")), None)
+    told = lines[where:] if where is not None else lines[-LINES:]
+    print(f"{words}: {name}\n" + "\n".join(told), flush=True)
     return words
 
 

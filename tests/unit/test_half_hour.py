@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -318,13 +319,22 @@ def test_tests_run_apart(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stdout.splitlines()[-1] == "1 failed, 2 hangs, 1 passed", ended.stdout
     assert "assert not" in ended.stdout
+    assert re.search(r"hangs: \S+\nTimeout .*\n(.*\n)*  File .* in test_hangs\n", ended.stdout)
+
+
+STUCK = """Timeout (0:00:20)!
+Thread 0x00007f5b6a7fc6c0 (most recent call first):
+  File "torch/cuda/__init__.py", line 1085 in synchronize
+  File "test_families_gpu.py", line 60 in wrong
+"""
 
 
 def test_families_that_hang_or_break_the_device_are_left_out(tmp_path: Path) -> None:
     half_hour, held = journey(tmp_path)
     test = "tests/gpu/test_families_gpu.py::test_family"
     (held.work / "families.log").write_text(
-        f"hangs: {test}[conv_fwd-taps]\nstarting\n"
+        f"hangs: {test}[conv_fwd-taps]\nstarting\n{STUCK}"
+        f"hangs: {test}[conv_fwd-halo]\nstarting, as it did all the time\n"
         f"failed: {test}[conv_bwd_data-im2col]\nE  dense: errors 2e-1, 3e-1\n"
         f"failed: {test}[conv_bwd_weight-padded]\nE  AcceleratorError: CUDA error: misaligned\n"
         "1 hangs, 2 failed, 12 passed\n"
