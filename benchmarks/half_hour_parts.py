@@ -178,6 +178,12 @@ def whole_programs() -> list[Part]:
             ),
         ),
         Part(
+            name="training",
+            seconds=60,
+            command=script("examples/resnext.py", "50"),
+            dry=script("examples/resnext.py", "2"),
+        ),
+        Part(
             name="cpp",
             seconds=60,
             command=script(*library),
