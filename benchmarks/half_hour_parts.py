@@ -224,6 +224,14 @@ def checks() -> list[Part]:
             command=(*PYTEST, FUSION, "-k", f"not ({NEW_PASSES})"),
         ),
         Part(
+            name="always",
+            seconds=50,
+            command=script(
+                *("benchmarks/whole_models.py", "--sides", "always", "--minutes", "{minutes}"),
+                *("--models", "llama,video,unet", "--out", "{work}/always.jsonl", "--resume"),
+            ),
+        ),
+        Part(
             name="compiled",
             seconds=160,
             least=0.4,
