@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -243,14 +243,15 @@ class CpuPlan(Plan):
         numbered = [replace(view(t), address=at) for at, t in enumerate((*operands, out))]
         args = self._abi.fill(self.problem, numbered[:-1], numbered[-1])
         # The three addresses come first; whose each is shows in the numbers given for them.
-        order = [getattr(args, name) or 0 for name, *_ in args._fields_[:3]]
+        pick = itemgetter(*(getattr(args, name) or 0 for name, *_ in args._fields_[:3]))
         rest, team, needed = bytes(args)[_HEAD.size :], self._team, self.workspace_bytes
         run, name = self._run, self.kernel.name
 
         def launch(out: Any, *tensors: Any) -> None:
-            held = (*tensors, out)
-            one, two, three = (address(held[at]) for at in order)
-            scratch = _aligned(_workspace(needed).ctypes.data) if needed else 0
+            one, two, three = map(address, pick((*tensors, out)))
+            if _scratch.size < needed:
+                _workspace(needed)
+            scratch = _scratch.address if needed else 0
             status = run(_HEAD.pack(one, two, three, scratch, team) + rest)
             if status:
                 raise ExecutionError(f"{name} reported status {status}")
@@ -274,18 +275,26 @@ def _aligned(address: int) -> int:
     return -(-address // ALIGNMENT) * ALIGNMENT
 
 
-_scratch = threading.local()
+class _Scratch(threading.local):
+    """A thread's scratch memory, and where its first aligned byte lies."""
+
+    array: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
+    size = 0
+    address = 0
+
+
+_scratch = _Scratch()
 
 
 def _workspace(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """This thread's scratch memory, grown when needed and reused between calls."""
-    held: np.ndarray[Any, np.dtype[np.uint8]] | None = getattr(_scratch, "array", None)
-    if held is None or held.nbytes < size:
+    if _scratch.size < size:
         try:
             held = np.empty(size, np.uint8)
         except MemoryError:
             raise ExecutionError(
                 f"{size} bytes of workspace cannot be allocated; choose a kernel that needs less"
             ) from None
-        _scratch.array = held
-    return held
+        _scratch.array, _scratch.address = held, _aligned(held.ctypes.data)
+        _scratch.size = size
+    return _scratch.array
