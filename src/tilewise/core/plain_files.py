@@ -67,8 +67,12 @@ def read_plain(path: Path | str, *, most: int = MOST_BYTES, is_private: bool = F
 
 
 @contextmanager
-def replacing(path: Path, scratch: Path | None = None, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, scratch: Path | None = None, *, mode: int = 0o666, sync: bool = True
+) -> Iterator[BinaryIO]:
     """A new file to write to; whole and on the disk, it takes the place of `path`.
+
+    Without `sync` it may be cut after a power failure: for files that tell when they are damaged.
 
     What a link at `path` leads to stays as it is. Its name until then is nobody's guess, or
     `scratch`, which only one process may use at a time: what a killed one left there goes first.
@@ -81,8 +85,9 @@ def replacing(path: Path, scratch: Path | None = None, *, mode: int = 0o666) -> 
     try:
         with open(os.open(scratch, flags, mode), "wb") as file:  # noqa: PTH123  # a descriptor
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         scratch.replace(path)
     finally:
         with suppress(OSError):

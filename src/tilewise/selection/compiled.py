@@ -178,7 +178,7 @@ class Tables:
             step_start=self._hold(steps.step_start),
             leaf_start=self._hold(steps.leaf_start),
             steps=self._hold(steps.steps),
-            # As many as registers hold can always be loaded.
+            # As many as add_leaves loads for a tree can always be loaded.
             leaves=self._hold(np.concatenate([steps.leaves, np.zeros(128, np.int32)])),
             scale=forest.scale,
             offset=forest.offset,

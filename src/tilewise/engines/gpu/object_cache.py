@@ -66,7 +66,7 @@ def write_object(path: Path, key: str, wanted: Mapping[str, Any], made: GpuObjec
     head = {"key": key, "wanted": dict(wanted), "facts": _facts(made)}
     body = json.dumps(head).encode() + b"\n" + made.image
     seal = hashlib.sha256(body).hexdigest().encode() + b"\n"
-    with replacing(path, mode=0o600) as file:
+    with replacing(path, mode=0o600, sync=False) as file:
         file.write(seal + body)
 
 

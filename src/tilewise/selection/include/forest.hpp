@@ -17,7 +17,7 @@ struct tw_forest {
   const int32_t *step_start;  // where each byte's steps begin
   const int32_t *leaf_start;
   const tw_step *steps;
-  const int32_t *leaves;
+  const int32_t *leaves;  // and 128 more, as many as are loaded for a tree at most
   double scale, offset;
   // Per feature: where its row comes from (0 problem, 1 kernel, 2 mixed), which value that is,
   // and its thresholds.

@@ -19,7 +19,7 @@ static inline __m512i ones(__m512i x) {
 }
 
 // The leaves numbered by `at`, of at most so many: registers hold up to 128, and looking up in them
-// needs no loads.
+// needs no loads. More are gathered from memory.
 template <int LEAVES>
 static inline __m512i leaves_at(const int32_t *leaf, __m512i at) {
   if constexpr (LEAVES == 16) {
