@@ -23,7 +23,7 @@ from tilewise.engines.gpu.bound import BoundLaunch
 from tilewise.engines.gpu.build import compile_step
 from tilewise.errors import ProblemError
 from tilewise.export import gpu
-from tilewise.export.cases import _drawn, size_fields
+from tilewise.export.cases import Case, _drawn, examples, size_fields
 from tilewise.export.library import Wanted, prepared, write_library
 from tilewise.export.rules import OpExport
 from tilewise.ops.contract import get_op
@@ -108,6 +108,14 @@ def test_every_family_is_tried(shown: tuple[OpExport, Path, gpu.Objects]) -> Non
         *("pointer", "splitk", "streamk", "skinny", "gemv", "smallk"),
         *("tma", "ws", "duo", "pingpong"),
     }
+
+
+def test_few_examples_are_not_remembered_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests ask for fewer: later exports of the process refused a tenth of all launches."""
+    case = Case(op=get_op("gemm"), words={"dtype": "bf16", "out_dtype": "bf16", "layout": "rcr"})
+    many = examples(case, None).count
+    monkeypatch.setattr("tilewise.export.cases.EXAMPLES", 40)
+    assert 0 < examples(case, None).count <= 40 < many
 
 
 SMALL = "batch == 1 and n % 8 == 0 and k % 8 == 0 and n >= 16 and k >= 16 and m < 65536"

@@ -143,13 +143,13 @@ def _drawn(op: Op, count: int) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _sizes_drawn(name: str) -> tuple[dict[str, int], ...]:
+def _sizes_drawn(name: str, count: int) -> tuple[dict[str, int], ...]:
     """Sizes of many problems: as drawn, and with some of them changed to what rules ask about."""
     op, rng = get_op(name), random.Random(26)
     names = size_fields(op)
     usual = {f.name: f.default for f in fields(op.problem) if f.name in names}
     found = []
-    for values in _drawn(op, EXAMPLES):
+    for values in _drawn(op, count):
         sizes = {name: int(values.get(name, usual[name])) for name in names}
         # A third as drawn; the others meet edges, odd sizes and very long sides.
         for name in op.problems.sizes if rng.random() < 0.66 else ():
@@ -190,7 +190,8 @@ def examples(
 ) -> Examples:
     """Problems of a case that `where` allows, sizes as columns; of `layers` if they are given."""
     kept = []
-    for sizes in _sizes_drawn(case.op.name) if layers is None else varied(case, layers):
+    drawn = _sizes_drawn(case.op.name, EXAMPLES) if layers is None else varied(case, layers)
+    for sizes in drawn:
         try:
             case.at(sizes)
         except ProblemError:
