@@ -46,7 +46,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     export = prepared(WANTED[request.param])
     if request.param == "gpu":
         write_unbuilt(export, folder)
-        driver_stub.library(folder, "libcuda.so.1")
+        driver_stub.compiled(folder, "libcuda.so.1")
     else:
         write_library(folder, [export])
     return folder

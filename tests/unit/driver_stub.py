@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -21,13 +22,25 @@ STREAM = 0x5EA
 
 
 @cache
-def library(folder: Path, name: str = "") -> ctypes.CDLL:
-    """Both drivers, compiled; with a `name`, whoever opens that from now on finds this one."""
+def compiled(folder: Path, name: str = "") -> Path:
+    """Both drivers in one library, which answers to `name`."""
     made = folder / (name or "libcuda.so.1")
     source = Path(__file__).with_name("driver_stub.c")
     command = ["cc", "-O1", "-Wall", "-shared", "-fPIC", str(source), "-o", str(made)]
     subprocess.run([*command, *([f"-Wl,-soname,{name}"] if name else [])], check=True)
-    return ctypes.CDLL(str(made))
+    return made
+
+
+@cache
+def library(folder: Path) -> ctypes.CDLL:
+    """Both drivers; whoever opens a driver by its name does not find them."""
+    return ctypes.CDLL(str(compiled(folder)))
+
+
+@cache
+def named(name: str) -> ctypes.CDLL:
+    """Both drivers; who opens `name` in this process from now on finds these, and no others."""
+    return ctypes.CDLL(str(compiled(Path(mkdtemp()), name)))
 
 
 def told(driver: Driver) -> type[Driver]:
@@ -46,8 +59,8 @@ def told(driver: Driver) -> type[Driver]:
 class Stub:
     """What a test sees of the driver."""
 
-    def __init__(self, folder: Path, name: str = "") -> None:
-        self._library = library(folder, name)
+    def __init__(self, folder: Path | None = None, *, name: str = "") -> None:
+        self._library = named(name) if folder is None else library(folder)
         self._library.tw_forget()
         self.tell(())  # what was told of a function that nobody loaded
         self.drivers = {
