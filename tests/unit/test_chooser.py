@@ -222,19 +222,20 @@ def test_the_head_of_a_ranking_and_empty_problems() -> None:
 
 def test_a_ranking_is_a_sequence() -> None:
     kernels = registry_of("gemm", X86, 5).kernels
-    items: list[Ranked | tuple[str, str]] = [
+    small, large = kernels[2:4]
+    items: list[Ranked | tuple[Kernel, str]] = [
         Ranked(kernels[0], 1.0, 1.0),
-        ("a", "too small"),
+        (small, "too small"),
         Ranked(kernels[1], 2.0, 1.0),
-        ("b", "too large"),
+        (large, "too large"),
     ]
     ranking = Ranking(iter(items))
     assert ranking
     assert ranking[0] == items[0]
     assert list(ranking[:2]) == [items[0], items[2]]
     assert (ranking[-1], len(ranking)) == (items[2], 2)
-    assert dict(ranking.rejected) == {"a": "too small", "b": "too large"}
-    assert ranking.rejected["b"] == "too large"
+    assert dict(ranking.rejected) == {small.name: "too small", large.name: "too large"}
+    assert ranking.rejected[large.name] == "too large"
     with pytest.raises(IndexError):
         ranking[2]
     empty = Ranking(iter([]))

@@ -242,19 +242,19 @@ class Chooser:
                 notes.append(f"{ranker.path} not used: {why}")
         yield Question(problem, simple, last, simple, notes)
 
-    def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[str, str]]:
+    def _walk(self, asked: Question, deterministic: bool) -> Iterator[Ranked | tuple[Kernel, str]]:
         """Every kernel in order: ranked, or with the reason that it cannot serve."""
         problem, simple = asked.problem, asked.simple
         pool, flops = self._pool(problem.dtype), problem.flops
         for place, us in self._ordered(asked, pool):
             kernel = pool.kernels[place]
             why = self._why_not(kernel, problem, simple, deterministic)
-            yield (kernel.name, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
+            yield (kernel, why) if why is not None else Ranked(kernel, us, flops / us / 1e6)
         known = set(pool.kernels)
         for kernel in self.registry.kernels:
             if kernel not in known:
                 why = self._why_not(kernel, problem, simple, deterministic)
-                yield (kernel.name, why) if why is not None else Ranked(kernel, inf, 0.0)
+                yield (kernel, why) if why is not None else Ranked(kernel, inf, 0.0)
 
     def _ordered(self, asked: Question, pool: Pool) -> Iterator[tuple[int, float]]:
         """Places and times, priorities first; copies for padding are charged on the way."""

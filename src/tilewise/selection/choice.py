@@ -38,14 +38,14 @@ class Ranked:
 class Ranking(Sequence[Ranked]):
     """Kernels that can serve a problem, fastest first; worked out as far as it is looked at.
 
-    `walk` gives kernels in order, and for those that cannot serve a name and the reason.
+    `walk` gives kernels in order, those that cannot serve with the reason.
     """
 
-    def __init__(self, walk: Iterator[Ranked | tuple[str, str]]) -> None:
+    def __init__(self, walk: Iterator[Ranked | tuple[Kernel, str]]) -> None:
         self._walk = walk
         self._lock = make_lock()
         self._found: list[Ranked] = []
-        self._rejected: dict[str, str] = {}
+        self._rejected: list[tuple[Kernel, str]] = []
 
     def _reach(self, count: float) -> list[Ranked]:
         """What was found, `count` or more of them unless there are fewer."""
@@ -55,7 +55,7 @@ class Ranking(Sequence[Ranked]):
                     if isinstance(item, Ranked):
                         self._found.append(item)
                     else:
-                        self._rejected[item[0]] = item[1]
+                        self._rejected.append(item)
         return self._found
 
     def promote(self, place: int) -> None:
@@ -93,10 +93,13 @@ class _Rejected(Mapping[str, str]):
 
     def __init__(self, ranking: Ranking) -> None:
         self._ranking = ranking
+        self._reasons: dict[str, str] | None = None
 
     def _all(self) -> dict[str, str]:
-        self._ranking._reach(inf)
-        return self._ranking._rejected
+        if self._reasons is None:
+            self._ranking._reach(inf)
+            self._reasons = {kernel.name: why for kernel, why in self._ranking._rejected}
+        return self._reasons
 
     def __getitem__(self, name: str) -> str:
         return self._all()[name]

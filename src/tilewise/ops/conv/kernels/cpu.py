@@ -244,13 +244,12 @@ def why_unusable(kernel: CpuConvKernel, problem: ConvProblem | None, arch: Arch)
         return None
     # tf32 is stored as fp32, and computing it in full precision is within its bounds.
     stored = "fp32" if problem.dtype == "tf32" else problem.dtype
-    for what, mine, given in (
-        ("dtype", kernel.dtype, stored),
-        ("out_dtype", kernel.out_dtype, problem.out_dtype),
-        ("layout", kernel.layout, problem.layout),
-    ):
-        if mine != given:
-            return f"its {what} is {mine}, the problem's {given}"
+    if kernel.layout != problem.layout:
+        return f"its layout is {kernel.layout}, the problem's {problem.layout}"
+    if kernel.dtype != stored:
+        return f"its dtype is {kernel.dtype}, the problem's {stored}"
+    if kernel.out_dtype != problem.out_dtype:
+        return f"its out_dtype is {kernel.out_dtype}, the problem's {problem.out_dtype}"
     if kernel.dtype == "int8" and kernel.shortest_sum(problem) > EXACT_TERMS:
         return f"int8 is exact up to {EXACT_TERMS} products in a sum"
     return kernel.why_not_for(problem)
