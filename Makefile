@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tilewise demo
 
 test: $(VENV)/.test
-	@echo "The whole test suite: twenty to forty minutes on two cores (make test-quick: two minutes)."
+	@echo "The whole test suite: about twenty minutes on two cores (make test-quick: two minutes)."
 	$(BIN)/python -m pytest -n auto
 
 # No kernel is timed and no cluster started: what one wants to know after every edit.

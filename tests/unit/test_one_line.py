@@ -16,8 +16,11 @@ from resealing import copied, resealed
 from tilewise.cli import main, progress
 from tilewise.core.arch import load_arch, parse_arch
 from tilewise.core.measurement import parse_policy
+from tilewise.core.model import check_place
 from tilewise.data.store import write_shard
-from tilewise.errors import ArchError, InputError
+from tilewise.errors import ArchError, FileError, InputError
+from tilewise.export.library import write_library
+from tilewise.problems.lines import replace_text
 from tilewise.settings import settings
 
 
@@ -88,6 +91,13 @@ def test_a_link_to_itself(refuses, tmp_path: Path) -> None:  # type: ignore[no-u
     (tmp_path / "store").mkdir()
     refuses("data", "merge", tmp_path / "loop", tmp_path / "store")
     refuses("data", "merge", tmp_path / "store", tmp_path / "loop")
+    refuses("train", tmp_path / "store", "--op", "gemm", "--out", tmp_path / "loop")
+    with pytest.raises(FileError, match="cannot be written: Too many levels"):
+        write_library(tmp_path / "loop", [])
+    with pytest.raises(FileError, match="cannot be a model's folder: Too many levels"):
+        check_place(tmp_path / "loop")
+    with pytest.raises(FileError, match="cannot be written: Too many levels"):
+        replace_text(tmp_path / "loop", "")
 
 
 def test_a_shard_with_a_doubled_column(refuses, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -34,6 +34,7 @@ from tilewise.core.features import ARCH, MIXED, PROBLEM, FeatureSet, Rows
 from tilewise.core.forest import Forest
 from tilewise.core.kernel import Kernel
 from tilewise.core.packed import Numbers
+from tilewise.core.plain_files import resolved
 from tilewise.core.sealed import MANIFEST, MODEL_SCHEMA, SERVED, SealedFolder, as_json, seal
 from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, ModelError
@@ -242,8 +243,8 @@ class Model:
 
 def check_place(folder: Path) -> None:
     """Raises where a model may not be written: a file is there, or what is no model's."""
-    place = folder.resolve()
     try:
+        place = resolved(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent):
             there = {path.name for path in place.iterdir()} if place.exists() else set()
@@ -271,8 +272,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     one step where the system can, so that even a kill leaves one of them there.
     """
     check_place(folder)
-    place = folder.resolve()
     try:
+        place = resolved(folder)
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
             fresh, old = Path(scratch, "new"), Path(scratch, "old")
             fresh.mkdir()

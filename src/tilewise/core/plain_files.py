@@ -66,6 +66,14 @@ def read_plain(path: Path | str, *, most: int = MOST_BYTES, is_private: bool = F
     return data
 
 
+def resolved(path: Path) -> Path:
+    """Where a path leads through its links; an OSError where these go in a circle."""
+    try:
+        return path.resolve()
+    except RuntimeError:  # by Python before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
 @contextmanager
 def replacing(
     path: Path, scratch: Path | None = None, *, mode: int = 0o666, sync: bool = True

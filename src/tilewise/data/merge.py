@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.core.measurement import Measurement
+from tilewise.core.plain_files import resolved
 from tilewise.core.telling import Tell, silent
 from tilewise.data.journal import read_journal
 from tilewise.data.schema import from_table, to_table
@@ -117,8 +118,8 @@ def _under_way(home: Store) -> list[Measurement]:
 
 def _place(path: Path) -> Path:
     try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # links in a circle
+        return resolved(path)
+    except OSError:
         raise NoStoreError(f"the store {path} is a dangling link") from None
 
 

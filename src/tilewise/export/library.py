@@ -14,6 +14,7 @@ from tilewise.core.dtypes import OPERAND_DTYPES
 from tilewise.core.dtypes import dtype as element
 from tilewise.core.kernel import Kernel
 from tilewise.core.model import Model
+from tilewise.core.plain_files import resolved
 from tilewise.core.problem import Problem, check_dtypes
 from tilewise.core.sizes import TraceError
 from tilewise.core.source import comment
@@ -189,7 +190,10 @@ def write_library(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Written:
     """The library as a new folder; whatever goes wrong, nothing is left behind."""
-    place = out.resolve()
+    try:
+        place = resolved(out)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {error.strerror}") from None
     if place.exists():
         raise FileError(f"{out} already exists; choose a new folder")
     around = next(folder for folder in place.parents if folder.exists())

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tilewise.core.plain_files import replacing
+from tilewise.core.plain_files import replacing, resolved
 from tilewise.errors import FileError
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
@@ -164,9 +164,9 @@ def replace_text(target: Path, text: str) -> None:
             with target.open("ab") as stream:
                 stream.write(data)
             return
-        with replacing(target.resolve()) as file:
+        with replacing(resolved(target)) as file:
             file.write(data)
-    except (OSError, RuntimeError, ValueError) as error:  # of links in a loop, of null bytes
+    except (OSError, ValueError) as error:  # of null bytes
         what = getattr(error, "strerror", None) or error
         raise FileError(f"{str(target)[:200]} cannot be written: {what}") from None
 

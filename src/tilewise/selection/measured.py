@@ -21,7 +21,7 @@ from tilewise import __version__
 from tilewise.core.arch import Arch
 from tilewise.core.compile_expr import Array
 from tilewise.core.kernel import Kernel
-from tilewise.core.plain_files import one_at_a_time, read_plain
+from tilewise.core.plain_files import one_at_a_time, read_plain, resolved
 from tilewise.core.problem import Problem
 from tilewise.core.strict_json import loads
 from tilewise.errors import FileError, InputError, printable
@@ -130,11 +130,11 @@ def write_plan(path: Path, arch: Arch, times: Times) -> None:
 def _folder_of(path: Path) -> Iterator[Path]:
     """The folder of a plan file, made if needed."""
     try:
-        folder = path.resolve().parent
+        folder = resolved(path).parent
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
-    except (OSError, RuntimeError) as error:  # of links in a loop
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise FileError(f"{str(path)[:200]} cannot be written: {why}") from None
 
 
